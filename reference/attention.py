@@ -1,10 +1,10 @@
 """The maths that every attention op shares: which keys a query sees, softmax(scores) V, and the tolerance.
 
-A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) makes it c * tanh(score / c).  With `causal`,
-query i of T sees the keys j <= i + S - T (bottom-right aligned); with a window (Mistral 7B, arXiv 2310.06825) only the
-newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one score to the denominator, without a
-value.  The log-sum-exp is the natural logarithm of the denominator.  A query that sees no key gives the output 0, and
-without a sink the log-sum-exp -inf.
+A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) changes a score to c * tanh(score / c).  With
+`causal`, query i of T sees the keys j <= i + S - T (bottom-right aligned).  With a window (Mistral 7B, arXiv
+2310.06825) query i sees only the newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one
+score to the denominator, without a value.  The log-sum-exp is the natural logarithm of the denominator.  A query that
+sees no key has the output 0; without a sink, its log-sum-exp is -inf.
 
 The tolerance of each element, with the exact softmax weights P, u_acc = 2**-24 for fp32 accumulation, the unit roundoff
 u_P of the dtype in which P enters the second product, and the unit roundoff u_out of the output:
@@ -15,14 +15,14 @@ u_P of the dtype in which P enters the second product, and the unit roundoff u_o
 
 delta is the error of a score: a score sums D products, and errs by about u_acc * sqrt(D) times the sum of their
 magnitudes.  A soft cap has a slope of at most 1, and its tanh errs by a few u_acc of the cap.  A conversion to base 2
-rounds a sink once more.  delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most e^delta
-each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  Where P underflows, it costs eta, half the smallest
-subnormal; P is then relative to the row's largest score, and Z is the denominator over that score's exponential: at
-least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output below the normal
-numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.  The second
-product sums S terms, and the exponential itself errs by a few u_acc.  The terms have sqrt(D) and sqrt(S), because
-errors of signed sums add up as a random walk; c = 4 covers its tail.  The log-sum-exp errs by delta and by the
-denominator's sum.
+rounds a sink once more.  The error delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most
+e^delta each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  An underflow of P costs eta, half the smallest
+subnormal; P is then relative to the row's largest score.  Z is the denominator divided by the exponential of that
+score; Z is at least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output below
+the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.  The
+second product sums S terms, and the exponential itself errs by a few u_acc.  The roots sqrt(D) and sqrt(S) are there
+because errors of signed sums add up as a random walk; c = 4 covers the tail of the walk.  The log-sum-exp errs by delta
+and by the denominator's sum.
 
 Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in both products.
 """
@@ -44,16 +44,16 @@ from rooflab.roofline.model import Cost
 WALK = 4.0
 """The constant c of the tolerance: the random walk of rounding errors may reach this number of standard deviations."""
 FP8_ACCUMULATION = 2.0**-13
-"""u_acc where both factors are fp8: the accumulator cuts to 13 bits behind the leading bit and does not round."""
+"""The u_acc of products in fp8: the accumulator keeps 13 bits behind the leading bit and does not round."""
 FLUSHED = 2.0**-126
 """The least normal fp32 number: smaller results may become 0."""
 HELD_SCORES = {"cuda": 2**26}
 """The number of scores that are held at once, by device."""
 HELD_ELSEWHERE = 2**18
-"""Scores held at once on other devices: 128 queries of a head over 2048 keys stay in a CPU's caches, while 2048 queries
-take 2.5 times as long."""
+"""The number of scores held at once on other devices.  128 queries of a head with 2048 keys stay in a CPU's caches;
+with 2048 queries the same work takes 2.5 times as long."""
 LEAST_ROWS = 64
-"""The least queries per piece: if the scores of this many queries of all heads can be held, a piece has all heads."""
+"""The least number of queries in a piece.  A piece has all heads if the scores of so many queries can be held."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
@@ -62,14 +62,14 @@ HEADS: Mapping[str, Axis] = {
     **{"H_kv": Sizes(1, 16, model="kv_heads"), "group": Sizes(1, 130, model="group")},
     "D": (64, 128, 80, 96, 192, 256, 72, 112),
 }
-"""The axes of a domain: heads of keys, heads of queries for each head of keys, and values of a head."""
+"""The axes of a domain: the number of KV heads, of query heads for each KV head, and of values in a head."""
 OPTIONS: Mapping[str, Axis] = {
     **{"window": Sizes(0, 600), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
 }
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes the case of these values, with S = T if `equal`; None for a window without `causal`."""
+    """Makes the case of these values, with S = T if `equal`.  Returns None for a window without `causal`."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -85,7 +85,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys that each of T queries sees: from `first` (T,) up to, not including, `end` (T,), int64 on the CPU."""
+    """The keys that each of T queries sees: from `first` (T,) to `end` (T,) - 1, int64 on the CPU."""
 
     first: torch.Tensor
     end: torch.Tensor
@@ -96,7 +96,7 @@ class KeyRange:
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
-        """Writes `value` over x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
+        """Writes `value` into x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
         first, end = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
         start = int(end.min()) if int(first.max()) <= keys.start else keys.start
@@ -108,7 +108,7 @@ class KeyRange:
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """The keys, of S, that each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
+    """Returns the keys that each of T queries sees.  Raises `ValueError` if `window` is below 1 or not `causal`."""
     _check_window(window, causal)
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
@@ -116,8 +116,8 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
 
 
 def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
-    """Raises `ValueError` unless the heads of `keys` divide those of q, a window is causal and at least 1, and a soft
-    cap is positive.  An op without the argument `causal` is causal."""
+    """Raises `ValueError` unless the number of heads of `keys` divides the heads of q, a window is causal and at least
+    1, and a soft cap is positive.  An op without the argument `causal` is causal."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(arguments.get("window"), arguments.get("causal", True))
@@ -148,7 +148,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the pieces of all scores of a sequence.  On a GPU they are large: it waits between pieces."""
+    """Yields the pieces of all scores of a sequence.  A GPU waits between pieces, so its pieces are large."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
     together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
@@ -200,7 +200,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Joins the results of the sequences of q (B, ..., D), also for B = 0: (B, ..., width) and (B, ...)."""
+    """Stacks the results of the sequences of q (B, ..., D), also if B = 0.  Returns (B, ..., width) and (B, ...)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -217,7 +217,7 @@ def error_bounds(
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tolerance above for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
+    """The tolerance of one sequence: (T, H, Dv) for the output, without u_out * |ref|; (T, H) for the log-sum-exp.
 
     q, k and v have the shapes of `attend`; the caller has multiplied quantised tensors by their scales.
     """
@@ -250,7 +250,7 @@ def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | N
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns the largest |q| . |k| of the keys that each query sees, (heads, group, rows); 0 if it sees no key."""
+    """Returns the largest |q| . |k| of the keys that each query sees, (heads, group, rows), or 0 without keys."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
@@ -287,7 +287,7 @@ def _averaged(
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Returns weights @ values; an infinity or a NaN of the values does not count under a weight of 0."""
+    """Returns weights @ values.  An infinite or NaN value does not count if its weight is 0."""
     if bool(values.isfinite().all()):
         return weights @ values
     sums, seen = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
@@ -308,8 +308,8 @@ def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
-    """Inputs with a scale other than D**-0.5; then with all scores below -10,000, where a mask of -10,000 hides
-    nothing."""
+    """Yields inputs whose scale is not D**-0.5.  Then yields inputs whose scores are all below -10,000: a mask of
+    -10,000 hides nothing there."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
@@ -319,9 +319,9 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
     """Yields inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share.
-    Then scores in the thousands, whose exponentials overflow unless the largest score is subtracted.
+    Then yields scores in the thousands: their exponentials overflow unless the largest score is subtracted.
 
-    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides the first two.
+    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides such intermediates.
     """
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared = {name: inputs[name].clone() for name in (q, k)}
@@ -332,13 +332,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Makes every query large in column 0, and every key zero in column 0."""
+    """Makes column 0 large in every query, and zero in every key."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value differs from theirs."""
+    """Makes the key at `where` dominant: its score is 24 above the other scores, and its value differs too."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -346,7 +346,7 @@ def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> N
 def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
-    """The cost of attention over `pairs` visible (query, key) pairs, summed over heads; the output has the shape of q.
+    """The cost of attention with `pairs` visible (query, key) pairs in all heads together; the output has q's shape.
 
     `value_dim`: the width of a value, if it is not `head_dim`. `lse_rows`: the number of log-sum-exps that are written
     too.

@@ -17,7 +17,7 @@ def is_file(suite: str) -> bool:
 
 
 def cases_of(op: str, suite: str) -> list[str]:
-    """Returns the cases of an op in a file, by falling time.  Raises `ValueError` if the file is not such a suite."""
+    """Returns the cases of an op in the file `suite`, the slowest case first.  Raises `ValueError` as `read` does."""
     return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
 
 

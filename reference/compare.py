@@ -42,14 +42,14 @@ class ErrorStats:
 
 
 def _ratio(ratio: float) -> str:
-    """Writes two or three digits, and more digits of a ratio near 1, so that no reader takes it for 1."""
+    """Writes a ratio with two or three digits.  A ratio near 1 gets more digits, so that it never reads as 1."""
     return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
 PIECE = {"cpu": 2**15, "cuda": 2**26}
-"""The number of elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for a piece
-of this size: an element takes 7 ns (100 ns if all are one piece).  Beside other work, threads that wait for each other
-take 20 times as long."""
+"""The number of elements that are compared at once.  On a CPU a piece stays in L2, and torch starts no threads for a
+piece of this size: an element takes 7 ns (100 ns if all are one piece).  If the CPU has other work, threads that wait
+for each other take 20 times as long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
@@ -76,7 +76,7 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
 
 
 def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> bool:
-    """Returns whether every element passes `elementwise`; stops at the first piece with an element that does not."""
+    """Returns whether every element passes `elementwise`; stops at the first piece with an element that fails."""
     return actual.shape == oracle.shape and all(
         not (_plain(*piece) or _careful(*piece)).wrong for _, *piece in _pieces(actual, oracle, tolerance)
     )
@@ -94,7 +94,7 @@ class _PieceStats(NamedTuple):
 def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields begin, values, oracle and limits of each piece."""
+    """Yields each piece: its first index, its values, and their oracle and limits."""
     values, right = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
     limit = limit.reshape(1).expand(len(right)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
@@ -105,7 +105,7 @@ def _pieces(
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
-    """Compares a piece of finite numbers with positive limits; None if the piece has any other value."""
+    """Compares a piece of finite numbers with positive limits.  Returns None if the piece holds any other value."""
     error = (values - right).abs_()
     ratio = error / limit
     worst = int(ratio.argmax())

@@ -1,7 +1,7 @@
-"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks every call by it.
+"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks all calls by it.
 
-A shape is a text of dimensions: `T H`.  A name stands for one number in all tensors of a call; `2I`, `K/2`, `B+1` are
-computed from a name, and a name may be an integer argument of the op (`latent_dim`).
+A shape is a text of dimensions: `T H`.  A name stands for the same number in all tensors of a call.  `2I`, `K/2` and
+`B+1` are computed from a name.  A name may be an integer argument of the op (`latent_dim`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _dims(shape: str) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight that one kernel packed in its own form; this kernel takes it instead of the op's tensor."""
+    """A weight in the layout of one kernel, which packed it.  Only that kernel takes it, instead of the op's tensor."""
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
@@ -112,7 +112,7 @@ class Argument:
     optional: bool = False
     """Whether the argument may be None."""
     packed: type | None = None
-    """The type of the packed weight if the kernel's `prepare` makes this argument, else None."""
+    """The type of the packed weight if a kernel's `prepare` makes this argument, else None."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
@@ -134,7 +134,7 @@ class Result:
     dtype: torch.dtype | str | Callable[[CallArguments], torch.dtype]
     """The result's dtype, the name of the argument with the same dtype, or a function of the arguments."""
     when: str | None = None
-    """The option with which the result is returned; None if it is always returned."""
+    """The option that asks for the result; None if the result is always returned."""
     layout: Literal["rows", "contiguous", "any"] = "rows"
     """The layout that the caller's `out` must have."""
 
@@ -166,14 +166,14 @@ class Contract:
     rules: Callable[[CallArguments, Dims], None] | None = None
     """Raises `ValueError` where shapes and options do not fit together."""
     bounds: Callable[[CallArguments, Dims], None] | None = None
-    """Raises `ValueError` on lengths, offsets or tables that point outside memory; called at every launch on a CPU,
-    where reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
+    """Raises `ValueError` on lengths, offsets or tables that point outside memory.  On a CPU every launch calls this
+    function, because reading the values costs little; on a GPU only with `ROOFLAB_CHECK_VALUES`."""
     values: Callable[[CallArguments, Dims], None] | None = None
-    """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
+    """Raises `ValueError` on other wrong values.  It is called only with `ROOFLAB_CHECK_VALUES`."""
     scheme: Callable[[CallArguments], str] | None = None
     """The name of the scheme under which a config is looked up; by default the scheme of the first tensor's dtype."""
     case: Callable[[CallArguments], Mapping[str, bool | int]] | None = None
-    """Keys of a case on which a config depends and which no dimension shows, such as whether there is a residual."""
+    """Keys of a case that no dimension shows, but that a config depends on, such as whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
         """Returns the contract of a kernel whose `prepare` packs the argument `name`."""
@@ -214,8 +214,8 @@ class Contract:
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
         """Returns the dimensions of a call.  Raises `ValueError` with the argument, the expected and the actual value.
 
-        With `any_dtype`, for a reference, layouts are not checked, an argument with a choice of dtypes may have any
-        float dtype of 16 bits or more, and fp64 may replace fp32.
+        A reference passes `any_dtype`: layouts are then not checked, and fp64 may replace fp32.  An argument with a
+        choice of dtypes may then have any float dtype of 16 bits or more.
         """
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
         first: Any = None
@@ -246,7 +246,7 @@ class Contract:
         return dims
 
     def check_out(self, name: str, tensor: Any, result: Result, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` unless the caller's `tensor` can hold a result; its elements must not share memory."""
+        """Raises `ValueError` unless `tensor` can hold a result and no two elements of `tensor` share memory."""
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         check_shape(name, tensor, result.dims, dims)
@@ -268,7 +268,7 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of its names to `dims`."""
+    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of the names to `dims`."""
     fits = len(expected) == tensor.ndim
     for dim, size in zip(expected, tensor.shape, strict=False) if fits else ():
         expected_size = dim.size(dims)

@@ -1,4 +1,4 @@
-"""Tests whether a sampler draws from the right distribution, by Pearson's chi-square test with its stated power."""
+"""Tests whether a sampler draws from the right distribution: Pearson's chi-square test, with the test's power."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """Returns the w for which the test rejects with probability `power`: the noncentrality is draws * w**2."""
+    """Returns Cohen's w at which the test rejects with probability `power`.  The noncentrality is draws * w**2."""
     from scipy import stats
 
     critical = stats.chi2.isf(FALSE_ALARM, freedom)

@@ -1,8 +1,8 @@
-"""The domain of an op: every value that a case may hold, and covers, which are cases that contain all pairs of places.
+"""The domain of an op holds every value that a case may have; a cover is a list of cases with many pairs of values.
 
 Most faults of software need at most two settings at once (Kuhn, Wallace and Gallo, "Software Fault Interactions and
-Implications for Software Testing", IEEE TSE 30(6), 2004).  So a cover of pairs, with sizes where kernels have edges,
-finds more than a long list of cases that a person wrote.
+Implications for Software Testing", IEEE TSE 30(6), 2004).  So a cover of pairs, with sizes at the edges of kernels,
+finds more than a long list that a person wrote.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Generic, TypeVar
 
 Value = bool | int | float | str
 C = TypeVar("C", bound=Hashable)
-"""A case, such as `spec.Case`; this file knows only its values."""
+"""A case, such as `spec.Case`; this file uses only the values of a case."""
 CANDIDATES = 40
-"""The number of cases that are drawn for each case that is taken; the case with most new pairs is taken."""
+"""The number of cases that are drawn for each case of a cover; the drawn case with the most new pairs is taken."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sizes:
     model: str = ""
     """The columns of `model_dims.json` that hold such sizes, separated by spaces."""
     empty: bool = False
-    """Whether 0 is a size too, for empty tensors; each cover begins with it."""
+    """Whether 0 is a size too, for empty tensors; each cover begins with size 0."""
 
     @cached_property
     def real(self) -> list[int]:
@@ -42,11 +42,11 @@ class Sizes:
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws the name of a place and a size there: the least size, at or beside a power of two, a prime, anywhere,
-        in the upper half, a size of a real model.  Every second draw is beside or beyond one of the numbers `sizes` of
-        the kernel's file, if the axis has this number.
+        """Draws a size and the name of its place: the least size, at or beside a power of two, a prime, any size, the
+        upper half, a size of a real model.  Every second draw is near or above one of `sizes`, the numbers in the
+        kernel's file, if such a number is in the range of the axis.
 
-        Except in the upper half, small sizes are as likely as large sizes, by their logarithm.
+        Sizes are uniform in their logarithm, except in the upper half.
         """
         usable = [number for number in sizes if self.least <= number <= self.most]
         if usable and state.randrange(2):
@@ -98,7 +98,7 @@ Axis = Sizes | Sequence[Value]
 
 Made = Mapping[str, Value]
 Settle = Callable[[Made], C | None]
-"""Turns drawn values into a case of the op; None for a case that the op does not have, or that is too large."""
+"""Turns drawn values into a case of the op, or into None if the op has no such case or the case is too large."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class Domain:
 
     axes: Mapping[str, Axis]
     make: Callable[..., Made | None]
-    """Makes the case of one value of each axis, by name; None if these values may not be combined."""
+    """Makes a case from one value of each axis, by name.  Returns None if these values cannot be combined."""
 
     def cover(self, seed: int, settle: Settle[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
-        """Yields at most `count` points; each point adds as many new pairs of places as the drawing finds.
+        """Yields at most `count` points; each point is the drawn candidate that adds the most new pairs to the cover.
 
-        The first points have a size of 0, each on one axis. With `sizes`, the numbers of a kernel's file, all points
-        have sizes near these numbers instead.
+        Each of the first points has size 0 on one axis. With `sizes`, the numbers in a kernel's file, there are no such
+        points; sizes near these numbers are then drawn too.
         """
         state = random.Random(seed)
         met: set[frozenset[tuple[str, object]]] = set()
@@ -145,7 +145,7 @@ class Domain:
         return None if case is None else DomainPoint(case, values)
 
     def simpler(self, point: DomainPoint[C], settle: Settle[C]) -> Iterator[DomainPoint[C]]:
-        """Yields points with one value simpler than in `point`: the largest steps first."""
+        """Yields points in which one value is simpler than in `point`, the simplest value first."""
         for name, axis in self.axes.items():
             value = point.values[name]
             simpler = axis.simpler(value) if isinstance(axis, Sizes) else axis[: axis.index(value)]
@@ -168,7 +168,7 @@ class DomainPoint(Generic[C]):
 def shrunk(
     domain: Domain, point: DomainPoint[C], settle: Settle[C], fails: Callable[[C], bool], tries: int
 ) -> DomainPoint[C]:
-    """Returns a point that still fails, with each value as simple as `tries` calls of `fails` could make it."""
+    """Returns a point that still fails.  Its values are as simple as `tries` calls of `fails` could make them."""
     tried = {point.case}
     while True:
         for simpler in domain.simpler(point, settle):

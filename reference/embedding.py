@@ -24,7 +24,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes uniform token ids and a random table; on `meta` the ids are real and on the CPU."""
+    """Makes uniform token ids and a random table.  If the device is `meta`, the ids are real and on the CPU."""
     T, V, H = int(case["T"]), int(case["V"]), int(case["H"])
     token_ids = torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed))
     weight = randn(V, H, dtype=scheme.weight, device=device, seed=seed + 1)

@@ -39,7 +39,7 @@ from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
 OPERANDS = ("q", "k", "v")
-"""The arguments that may have a scale; its name is `<argument>_scale`."""
+"""The arguments that may have a scale; the scale of `q` is named `q_scale`."""
 
 
 def reference(
@@ -60,9 +60,9 @@ def reference(
     """Returns softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
 
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
-    `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` only the newest `window` of these
-    keys; a query that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks:
-    (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
+    `causal` is bottom-right aligned: query i sees keys j <= i + S - T. With `window` it sees only the newest `window`
+    of these keys. A query that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled
+    scores; sinks: (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; all positive.
     """
     CONTRACT.check(locals(), any_dtype=True)
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
@@ -79,7 +79,7 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on scales, and on v that is contiguous along its keys, unless the dtype is e4m3."""
+    """Raises `ValueError` on scales, or on a v that is contiguous along its keys, if the dtype is not e4m3."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -92,7 +92,7 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Returns x (B, T, H, D) times its heads' scales (B, H)."""
+    """Returns x (B, T, H, D) multiplied by the scales of its heads (B, H)."""
     return x if scale is None else x.double() * scale.double()[:, None, :, None]
 
 
@@ -111,7 +111,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Makes normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the case.
 
     In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, e4m3's largest value.  With
-    `v_columns` v is stored with S as the last axis, as Hopper's fp8 products need it; rows are padded with NaN to a
+    `v_columns`, v is stored with S as the last axis, as Hopper's fp8 products need it; rows are padded with NaN to a
     multiple of 16 bytes.  In other dtypes this option changes nothing.
     """
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
@@ -135,7 +135,7 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """Returns `inputs` with q, k and v quantised and with their scales if the scheme is fp8; otherwise `inputs`."""
+    """Returns `inputs` unchanged, or in an fp8 scheme with q, k and v quantised and with the scales of q, k and v."""
     if not _is_fp8(scheme):
         return inputs
     quantised = dict(inputs)
@@ -155,9 +155,9 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises x (B, T, H, D) to fp8 `dtype`, with scales (B, H) fp32 that give x back; a head of zeros has scale 1.
+    """Returns x (B, T, H, D) quantised to fp8 `dtype`, and scales (B, H) fp32: codes times scales are about x.
 
-    A NaN stays NaN and does not change its head's scale.
+    A head of zeros has scale 1. A NaN stays NaN and does not change its head's scale.
     """
     B, T, H, D = x.shape
     if x.device.type == "meta":  # on `meta` torch computes the division in Python
@@ -172,7 +172,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
-    """Returns the options of attention that a case sets; an option that the case leaves out is absent."""
+    """Returns the options of attention that a case sets, and only these."""
     chosen: dict[str, Any] = {}
     if case.get("window"):
         chosen["window"] = int(case["window"])
@@ -187,8 +187,8 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Adversarial inputs: one dominant key at each tile edge, at the ends, on the causal diagonal and at the window's
-    far end; NaN just past the last key; in fp8 also queries near zero, and heads whose magnitudes differ by a factor of
-    1000."""
+    far end.  Then NaN just past the last key.  In fp8 also queries near zero, and heads whose magnitudes differ by a
+    factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -227,8 +227,8 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbours; in the next
-    sequence the other heads are small.
+    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than the heads beside it.  The
+    small heads of one sequence are the large heads of the next sequence.
 
     A dominant key decides the result of the large heads and not of the small heads, so that a wrong scale shows.
     """

@@ -58,10 +58,10 @@ def reference(
     """Returns softmax(q k^T * softmax_scale) v of each sequence in fp64.
 
     q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets that begin at 0, never fall and
-    end at T and S: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1], and its keys likewise; it may
-    have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest length. Returns (T, H, D), and with
-    `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` if a row belongs to no
-    sequence, because its result is undefined.
+    end at T and S. Sequence b has the queries from cu_seqlens_q[b] up to cu_seqlens_q[b + 1]; cu_seqlens_k does the
+    same for keys. A sequence may have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest length.
+    Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises
+    `ValueError` if a row belongs to no sequence, because its result is undefined.
     """
     arguments = locals()
     check_lengths(arguments, CONTRACT.check(arguments, any_dtype=True))
@@ -82,7 +82,7 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless offsets begin at 0, never fall, end at T and S, and differ by at most the longest."""
+    """Raises `ValueError` unless offsets go from 0 to T and S, never fall, and no sequence exceeds its max_seqlen."""
     for letter, end in (("q", dims["T"]), ("k", dims["S"])):
         offsets, longest = arguments[f"cu_seqlens_{letter}"], arguments[f"max_seqlen_{letter}"]
         check_offsets(f"cu_seqlens_{letter}", offsets, end)
@@ -120,8 +120,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
     The seed draws log-normal lengths with a median of `T` / 2 queries; a sequence has `S` - `T` more keys than queries.
     The first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or
-    more the last one has no queries.  With `ragged` false each has `T` queries and `S` keys.  On `meta` the offsets are
-    real and on the CPU.
+    more the last one has no queries.  With `ragged` false each sequence has `T` queries and `S` keys.  On `meta` the
+    offsets are real and on the CPU.
     """
     B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
@@ -159,8 +159,8 @@ def _inputs(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each tile edge and end of every sequence; then every second has large
-    keys."""
+    """Adversarial inputs: one dominant key at each tile edge and end of every sequence; then large keys in every second
+    sequence."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -36,9 +36,9 @@ def fused_add_rmsnorm(
 ) -> Outputs:
     """Returns (rmsnorm(s) * (weight + weight_offset), s) with s = x + residual rounded to the dtype of x.
 
-    x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The norm takes the rounded sum,
-    which is also the new residual, as in transformers. The options are the same as in `rmsnorm`; with `quantize` the
-    scales (T,) come last.
+    x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The input of the norm is the
+    rounded sum s, as in transformers; s is also the new residual. The options are the same as in `rmsnorm`; with
+    `quantize` the scales (T,) come last.
     """
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
@@ -58,7 +58,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two arrays are read and two written; five FLOPs an element and one rsqrt a row."""
+    """The cost: two arrays are read and two written; five FLOPs per element and one rsqrt per row."""
     T, H = args.x.shape
     written = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
     return Cost(nbytes(args.x, args.residual, args.weight), written, vector_flops=5.0 * T * H, sfu_ops=float(T))
@@ -67,8 +67,8 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The tolerance is zero for the sum; the norm has the tolerance of `rmsnorm`.
 
-    The sum has one right value: if it is computed in at least 2p + 2 bits (24 for p = 11 of fp16 and 8 of bf16, 53 for
-    24 of fp32), two roundings give the same value as one. So the norm has the same input as the oracle's.
+    The sum has one right value. Two roundings are as good as one if the first leaves at least 2p + 2 bits: 24 for fp16
+    (p = 11) and bf16 (p = 8), 53 for fp32 (p = 24). So the norms of kernel and oracle have the same input.
     """
     out, new_residual, *scale = oracle
     limit, *of_scale = rmsnorm.tolerance(inputs, (out, *scale), scheme)
@@ -76,7 +76,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one column with most of the mean square, in x or the residual; then a mean square near
+    """Adversarial inputs: one column of x or of the residual has most of the mean square; then a mean square near
     eps."""
     H = int(case["H"])
     for column in planted_columns(H):

@@ -33,15 +33,15 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two values are read and one written; one exp and one reciprocal each, and eight FLOPs."""
+    """The cost: two values are read and one written; each output needs one exp, one reciprocal and eight FLOPs."""
     like = silu_and_mul.cost(args)
     return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `silu_and_mul`, with the argument 2 u of the sigmoid, which errs by 4 u_32, instead of the gate.
+    """The tolerance of `silu_and_mul`, with the sigmoid's argument 2 u, which errs by 4 u_32, in place of the gate.
 
-    Library calls add 1 to the tanh: for a negative gate this costs a roundoff of 1, 4 u_32 |gate up|.
+    Library calls add 1 to the tanh.  For a negative gate this costs a roundoff of 1: 4 u_32 |gate up| are allowed.
     """
     gate, up = halves(inputs["x"])
     argument = (2.0 * _argument(gate)).abs()

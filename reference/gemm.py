@@ -1,7 +1,7 @@
-"""gemm: C = A B + bias + residual.
+"""gemm: `C = A @ B + bias + residual`.
 
-Cases name the operands' storage as BLAS does: `NN`: both are row-major; `NT`: B is a transposed view of an (N, K)
-weight; `TN`: A is a transposed view of a (K, M) matrix.
+Cases name the operands' storage as BLAS does. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
+weight. `TN`: A is a transposed view of a (K, M) matrix.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def gemm(
     residual: torch.Tensor | None = None,
     precision: str = "ieee",
 ) -> torch.Tensor:
-    """Returns a b + bias + residual in fp64.  a: (M, K); b: (K, N); bias: (N,); residual: (M, N); returns (M, N).
+    """Returns `a @ b + bias + residual` in fp64, (M, N).  a: (M, K); b: (K, N); bias: (N,); residual: (M, N).
 
-    `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  The reference ignores it.
+    `precision` says how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  The reference rounds nothing.
     """
     CONTRACT.check({"a": a, "b": b, "bias": bias, "residual": residual, "precision": precision})
     product = a.double() @ b.double()
@@ -65,7 +65,7 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands; b is scaled by 1/sqrt(K), so that the product is of order one at every K."""
+    """Makes random operands; `b` is scaled by 1/sqrt(K), so that the product is of order one at every K."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     layout = case["layout"]
     if layout not in ("NN", "NT", "TN"):
@@ -100,8 +100,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal.
 
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
-    sign, each relative to a partial sum, add up as sqrt(K); c = 4 leaves room for an unlucky walk. In 16 bits the size
-    is the largest possible one, |A| |B|, because tensor cores truncate: these errors all have one sign. In fp32, where
+    sign, each relative to a partial sum, add up as sqrt(K); c = 4 allows an unlucky walk. In 16 bits the size is the
+    largest possible size, |A| |B|, because tensor cores truncate: all these errors have the same sign. In fp32, where
     TF32 must fail, the size of a random walk counts: |ref| + sqrt((A*A) (B*B)).
 
     In tf32 the rounding of the operands dominates: the relative error of a product lies in [0, 2 u], u = 2**-10, with a
@@ -123,7 +123,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together."""
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -142,7 +142,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case; the sizes that `equal` names are equal, because a kernel may tell operands apart by shape."""
+    """Makes a case in which the sizes named by `equal` are equal: a kernel may identify operands by their shapes."""
     together = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 

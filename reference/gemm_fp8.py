@@ -1,9 +1,9 @@
-"""gemm_fp8: C = (a_scale A) (b_scale B) + bias, with operands in e4m3 and a bf16 result.
+"""gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias`, with operands in e4m3 and a bf16 result.
 
 A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). An operand has one
-scale, or a scale for each 1 x 128 of A and 128 x 128 of B (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); blocks at the
-edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma multiplies only this layout.
-The scales of B are (K/128, N/128); DeepGEMM takes the same tensor transposed, (N/128, K/128).
+scale, or one scale for each block: 1 x 128 values of A, 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
+3.3.2). Edge blocks may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma multiplies only
+this layout. The scales of B are (K/128, N/128); DeepGEMM takes them transposed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 CUT = 2.0**-13
-"""The largest part of the largest addend that Hopper's fp8 accumulation cuts from each (MMA-Sim, arXiv 2511.10909)."""
+"""Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
 CUTS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
 PROMOTED_K = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises x to e4m3 with one scale for x, or a scale for each `group` of (rows, columns), smaller at the edges.
+    """Quantises x to e4m3, with one scale for all of x, or one for each `group` of (rows, columns).
 
     x: (R, C) of any float dtype. Returns e4m3 (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)), such
-    that values times scales are about x: the largest magnitude of each group becomes 448, the largest value of e4m3. A
-    group of zeros has the scale 1. Raises `ValueError` if x is not a matrix.
+    that values times scales are about x. The largest magnitude of each group becomes 448, the largest value of e4m3.
+    Groups at the edges may be smaller. A group of zeros has the scale 1. Raises `ValueError` if x is not a matrix.
     """
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
@@ -74,9 +74,9 @@ def gemm_fp8(
     *,
     fast_accum: bool = False,
 ) -> torch.Tensor:
-    """Returns (a_scale a) (b_scale b) + bias in fp64.  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16; returns (M, N).
+    """Returns `(a_scale * a) @ (b_scale * b) + bias` in fp64, (M, N).  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16.
 
-    Scales are fp32: both () or (1,), or a_scale (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
+    Scales are fp32. Both have one element, or a_scale is (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
     `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
     `torch._scaled_mm`; the reference ignores it.
     """
@@ -98,9 +98,9 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands, quantised; b is first scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes quantised normal operands.  `b` is first scaled by 1/sqrt(K), so that products are of order one at every K.
 
-    The operands are e4m3 in any scheme. Block scales of a are stored as (K/128, M), as cuBLAS and DeepGEMM need them.
+    The operands are e4m3 in any scheme. Block scales of `a` are stored as (K/128, M), as cuBLAS and DeepGEMM need.
     """
     return _inputs(case, scheme, device, seed)
 
@@ -155,13 +155,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The tolerance: the error of fp32 sums as in `gemm` for 16 bits, the error of the fp8 accumulator, and the
     output's rounding.
 
-    The quantisation is no error, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| + |bias|), u =
-    2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading bit. An instruction covers 32 of
-    K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always towards
-    zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives 3 x
-    2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
-    follows each four instructions: 12 x 2**-13. With `fast_accum` it is 3 K / 32 x 2**-13. (A model of the accumulator
-    loses up to 7 x 2**-13 of it in 128 of K with one dominant k, and 2.6 x 2**-13 without.)
+    The quantisation is no error of a kernel, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| +
+    |bias|), u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading bit. An instruction
+    covers 32 of K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always
+    towards zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives
+    3 x 2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
+    follows each four instructions: 12 x 2**-13. With `fast_accum` the factor is 3 K / 32 x 2**-13. (In 128 of K a model
+    of the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x 2**-13.)
     """
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
@@ -180,7 +180,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that K reaches, one k, set before quantisation, outweighs all others
+    """Adversarial inputs: at every edge that K reaches, one k, set before quantisation, outweighs all other k
     together."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):

@@ -1,4 +1,4 @@
-"""gemm_grouped: multiplies the rows of A of each expert of a mixture by the matrix in B of that expert.
+"""gemm_grouped: multiplies each expert's rows of A by the same expert's matrix of B, for a mixture of experts.
 
 Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
 `offsets` says where each expert's rows begin, as `cu_seqlens` does for sequences. An expert may have no rows.
@@ -46,7 +46,7 @@ def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Returns out[s:t] = a[s:t] b[e] in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
+    """Returns `out[s:t] = a[s:t] @ b[e]` in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
 
     a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32 from 0 to T, not falling; returns (T, N).
     """
@@ -68,8 +68,8 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
     """Draws the offsets of T rows over E experts: (E + 1,) int32 on the CPU.
 
     Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew: skew 0
-    is a uniform router, 1 is Zipf's law, and with 100 all tokens agree. The order of popularity is drawn too. Raises
-    `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E.
+    is a uniform router, skew 1 is Zipf's law, and with skew 100 all tokens choose the same experts. The order of
+    popularity is drawn too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E.
     """
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
@@ -83,7 +83,7 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands and offsets; b is a transposed view of (E, N, K) weights scaled by 1/sqrt(K).
+    """Makes random operands and offsets; `b` is a transposed view of (E, N, K) weights, scaled by 1/sqrt(K).
 
     Matrices of experts without rows hold NaN, because no kernel needs to read them.
     """
@@ -99,7 +99,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 T N K tensor-core FLOPs; a is read once, and so is the matrix of each expert that has rows."""
+    """The cost: 2 T N K tensor-core FLOPs; `a` and the matrices of the experts that have rows are read once."""
     (T, K), N = args.a.shape, args.b.shape[2]
     used = len(list(_groups(args.offsets)))
     return Cost(
@@ -129,9 +129,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together; then the first and
-    the last row of every group are far larger than the rest, to reveal a row that goes to the next expert or is stored
-    twice."""
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together. Then the first and
+    the last row of every group are far larger than the rest. This reveals a row that goes to the next expert or is
+    stored twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -156,7 +156,7 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """Makes a case of the domain; None where drawing the experts takes a second."""
+    """Makes a case of the domain.  Returns None if drawing the experts would take a second."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 

@@ -1,4 +1,4 @@
-"""gemm_silu_and_mul: silu(A gate) * (A up), the gated product of a feed-forward layer with its activation.
+"""gemm_silu_and_mul: `silu(A @ gate) * (A @ up)`, the gated product of a feed-forward layer with its activation.
 
 Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), gate's I columns first, as in `silu_and_mul`. Cases
 name the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
@@ -30,11 +30,11 @@ from rooflab.roofline.model import Cost
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 PLANT = 8.0
-"""Standard deviation of the part that one dominant k adds to gate and to up; all other k together have SPREAD."""
+"""The standard deviation of what one dominant k adds to `gate` and `up`; all other k together have SPREAD."""
 PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
 """Gates at the limits of the arithmetic: exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
 SPREAD = 2.0
-"""The standard deviation of gate and up, so that inputs lie on both sides of silu's bend."""
+"""The standard deviation of `gate` and `up`, so that inputs lie on both sides of silu's bend."""
 ACCUMULATION_FACTOR = 4.0
 SILU_SLOPE = 1.1
 """A bound on silu's slope, which is at most 1.0998 (at gate = 2.4)."""
@@ -47,14 +47,14 @@ def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Returns silu(a gate) * (a up) in fp64.  a: (M, K); b: (K, 2 I), gate's columns before up's; returns (M, I)."""
+    """Returns `silu(a @ gate) * (a @ up)` in fp64, (M, I).  a: (M, K); b: (K, 2 I), the columns of `gate` first."""
     CONTRACT.check({"a": a, "b": b})
     gate, up = _gate_and_up(a, b)
     return gate / (1.0 + torch.exp(-gate)) * up
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands; b is scaled by 2/sqrt(K), so that gate and up have a standard deviation of 2 at every
+    """Makes random operands; `b` is scaled by 2/sqrt(K), so that `gate` and `up` have standard deviation 2 at every
     K."""
     M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
     if layout not in ("NN", "NT"):
@@ -81,8 +81,8 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The tolerance: the product's error as in `gemm`, carried through the activation, and the error of the activation.
 
-    Gate and up each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
-    error as in `gemm`, and one rounding to the dtype, because library calls round between them. Because |silu'| <= 1.1,
+    `gate` and `up` each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
+    error as in `gemm`, and one rounding to the dtype, because library calls round the products. Because |silu'| <= 1.1,
     silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds the tolerance of
     `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
     """
@@ -109,7 +109,7 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together; then gates in the
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together.  Then gates in the
     first and the last column are so large that a careless exp overflows."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):

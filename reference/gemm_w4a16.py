@@ -1,10 +1,10 @@
-"""gemm_w4a16: C = A W + bias, W = ((code - zero) scale) transposed, activations in bf16 and weights in four bits.
+"""gemm_w4a16: `C = A @ W + bias` with W = ((code - zero) * scale)^T, activations in bf16 and weights in four bits.
 
-`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight: a byte holds
-two codes along K, the even k in the low half; each `group` values along K have a scale and, if `zero` is given, an
-integer zero point; without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
-may be short.  The scales here are bf16; they are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`).  Most checkpoints have fp16 scales; a kernel says whether it takes them.
+`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight.  A byte holds
+two codes along K, the even k in the low half.  Each `group` values along K have a scale and, if `zero` is given, an
+integer zero point.  Without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
+may be short.  The scales here are bf16; scales are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`).  Most checkpoints have fp16 scales; each kernel says whether it takes fp16 scales.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLANT = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """Returns the largest of 32, 64 and 128 that divides K into `groups` groups: values along K that share a scale.
+    """Returns the group size for K values in `groups` groups: the largest of 32, 64 and 128 that fits.
 
     If one group holds all of K, all sizes of at least K mean the same.  Raises `ValueError` if no size fits.
     """
@@ -41,7 +41,7 @@ def group_size(K: int, groups: int) -> int:
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on an odd K, and if no group size fits."""
+    """Raises `ValueError` if K is odd or no group size fits."""
     if dims["K"] % 2:
         raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
     group_size(dims["K"], dims["G"])
@@ -54,7 +54,7 @@ def gemm_w4a16(
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns a W + bias in fp64.
+    """Returns `a @ W + bias` in fp64.
 
     a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of the same shape, or None for 8; bias:
     (N,) bf16; returns (M, N).
@@ -66,12 +66,11 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every
-    K.
+    """Makes normal operands and quantises the weight, scaled by 1/sqrt(K), so that products are of order one.
 
-    The magnitudes of its groups differ by up to a factor of 4, so that a wrong group's scale shows.  With zero points
-    the mean of a group is up to one standard deviation away from 0.  The activation is bf16 and the weight has four
-    bits in any scheme; the group is 128 if the scheme names no group.
+    The magnitudes of the weight's groups differ by up to a factor of 4, so that the scale of a wrong group shows.  With
+    zero points the mean of a group is up to one standard deviation away from 0.  The activation is bf16 and the weight
+    has four bits in any scheme; the group is 128 if the scheme names no group.
     """
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
@@ -112,10 +111,10 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `gemm_w8a16`: fp32 sums, one rounding of each dequantised weight to bf16, one of the output.
+    """The tolerance of `gemm_w8a16`: fp32 sums, then a rounding of each dequantised weight to bf16 and of the output.
 
-    code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So a kernel that multiplies this
-    integer and scales each group's fp32 sum rounds no weight.
+    code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So no weight is rounded if a kernel
+    multiplies by this integer and scales the fp32 sum of each group.
     """
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
@@ -123,7 +122,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at edges in K, one k outweighs all others together, with the largest and least codes."""
+    """Adversarial inputs: at tile edges in K, one k outweighs all other k together, with largest and least codes."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):

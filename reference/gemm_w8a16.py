@@ -1,7 +1,7 @@
-"""gemm_w8a16: C = A (scale B) + bias, with activations in bf16 and a weight of int8 codes, a scale for each column.
+"""gemm_w8a16: `C = A @ (scale * B) + bias`, with bf16 activations and an int8 weight that has a scale for each column.
 
 B is (K, N), stored as a linear layer's (N, K) weight: `b = weight.mT`.  The scales have the activation's dtype, bf16,
-as torch's own call wants them; they are rounded before the codes are chosen, so that the rounding costs no accuracy
+as torch's own call needs; scales are rounded before the codes are chosen, so that the rounding costs no accuracy
 (`quantization.py`).  A kernel says whether it takes another dtype.
 """
 
@@ -28,16 +28,16 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns a (scale b) + bias in fp64, (M, N).  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16."""
+    """Returns `a @ (scale * b) + bias` in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16."""
     CONTRACT.check({"a": a, "b": b, "scale": scale, "bias": bias})
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands, W quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands and quantises W, scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    Its channels differ in magnitude by up to a factor of 4. The activation is bf16 and the weight int8 in any scheme.
+    Channels of W differ in magnitude by up to a factor of 4. The activation is bf16 and W is int8 in any scheme.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
@@ -69,8 +69,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
     The quantisation is no error, because the codes are given.  W is scale times b.  fp32 sums err as in `gemm` for 16
     bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  This holds for a kernel that multiplies codes, which bf16
-    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight; the
-    root mean square of that error is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
+    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight.
+    The error's root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
     uniform between 1 and 2).  With random signs these errors add up as a random walk, and 3.5 v sqrt((A*A) (W*W)) is
     eight standard deviations of its sum.  The tolerance also covers a single dominant k, which errs by up to v.
     """
@@ -82,7 +82,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the tolerance for a (M, K) times the dequantised weight (K, N), both fp64, as `tolerance` defines it."""
+    """Returns the error that `tolerance` allows for `a` (M, K) times the dequantised `weight` (K, N), both in fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
@@ -95,7 +95,7 @@ def within(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at edges in K, one k outweighs all others together, with the largest codes of both signs."""
+    """Adversarial inputs: at tile edges in K, one k outweighs all other k, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

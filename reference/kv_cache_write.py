@@ -21,8 +21,8 @@ from rooflab.roofline.model import Cost
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; -1 is
-    skipped.
+    """Returns the new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; a token
+    with slot -1 is skipped.
 
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
     once.
@@ -81,7 +81,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: rows of tokens that have a slot are read and written; a skipped token costs only its entry of -1."""
+    """The cost: rows of tokens that have a slot are read and written; for a skipped token only its slot -1 is read."""
     written = int((args.slot_mapping >= 0).sum())
     row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
     return Cost(read_bytes=nbytes(args.slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
@@ -93,7 +93,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: first and last slot of first and last block, for first and last token; then no token."""
+    """Adversarial inputs: first and last slot of first and last page, for first and last token; then no token."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
     last_block = (num_blocks - 1) * block_size
     for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):

@@ -40,7 +40,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: all operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
+    """The cost: all operands are read once, the result is written once; eight FLOPs per element, one rsqrt per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 
@@ -49,7 +49,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
 
     shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; the variance changes by its
-    square.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails where the mean is large.
+    square.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails if the mean is large.
     """
     x, weight = inputs["x"].double(), inputs["weight"].double()
     root, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
@@ -64,7 +64,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at edges in H, one column makes up most of the variance; then a mean far above the spread."""
+    """Adversarial inputs: at edges in H, one column has most of the variance; then a mean far above the deviation."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,9 +1,9 @@
 """A whole model of the Llama family, from prompt to token: plain torch in fp32, without a KV cache.
 
-It computes what the engine computes, in a file that is short to read; the engine's tests compare with it.  After
-Touvron et al., "LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021),
-grouped-query attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head
-norms, and Gemma's 1 + weight and GeGLU.  T: tokens, H: hidden size, D: head size.
+This short file computes what the engine computes; the engine's tests compare the two.  After Touvron et al., "LLaMA",
+2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query attention
+(Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head norms, and Gemma's 1 +
+weight and GeGLU.  T: tokens, H: hidden size, D: head size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_to
 
 
 def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tensor:
-    """Returns the scores of every next token, (T, vocabulary), after each token."""
+    """Returns the scores of all possible next tokens, (T, vocabulary), after each of the T tokens."""
     embedding = tensors["model.embed_tokens.weight"].float()
     x = embedding[torch.tensor(tokens)] * arch.embedding_scale  # (T, H)
     cos, sin = rotation(arch, len(tokens))
@@ -44,7 +44,7 @@ def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tenso
 
 
 def norm(arch: Architecture, x: Tensor, weight: Tensor) -> Tensor:
-    """Returns x over its root mean square in the last dimension, times the weight."""
+    """Returns x divided by the root mean square of its last dimension, then multiplied by `weight`."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + arch.rms_norm_eps) * (weight + arch.norm_offset)
 
 
@@ -75,13 +75,13 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (x[i], x[i + D/2]) of a head by its token's angle."""
+    """Rotates each pair (x[i], x[i + D/2]) of a head by the angle of the token."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin (T, D / 2) of the angles position * frequency, the frequencies scaled as the model says.
+    """Returns cos and sin (T, D / 2) of the angles position * frequency, with the frequencies scaled as the model says.
 
     `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: a
     divisor for each frequency, which a GGUF stores.

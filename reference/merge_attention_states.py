@@ -23,9 +23,9 @@ OPERATIONS = 4.0
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     """Returns the merged output and log-sum-exp in fp64.
 
-    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key, or +inf as
-    FlashAttention-2 writes it; the output of such a part is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a
-    row for which no part saw a key gives 0 and -inf.
+    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32. A part that saw no key has the log-sum-exp -inf, or
+    +inf as FlashAttention-2 writes it; its output is ignored, even if NaN. Returns (T, H, D) and (T, H). If no part of
+    a row saw a key, the row is 0 and -inf.
     """
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
@@ -53,8 +53,8 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    Here u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of its exponent, the difference of two
-    log-sum-exps in base 2; P weights are summed. Half a subnormal of the output is added.
+    Here u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of the exponent, which is the difference of
+    two log-sum-exps in base 2. P weights are summed. Half a subnormal of the output is added.
     """
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
@@ -85,7 +85,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first part outweighs the others, then the last does; then log-sum-exps far from 0."""
+    """Adversarial inputs: the first part outweighs the others, then the last does; then very large log-sum-exps."""
     for part in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part] = 40.0

@@ -43,12 +43,12 @@ def reference(
     *,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Computes attention of one query per sequence and head over its cached latents, in fp64.
+    """Computes attention of one query per sequence and head over the sequence's cached latents, in fp64.
 
-    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim
-    columns are also the values; block_table: (B, max_blocks) int32, whose entries past a sequence's pages are padding
-    of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
-    empty sequence gives 0 and -inf.
+    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D); the first latent_dim columns
+    are also the values. block_table: (B, max_blocks) int32; entries past a sequence's pages are padding of any value.
+    seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty sequence
+    gives 0 and -inf.
     """
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
@@ -109,8 +109,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; one just past the end, which no
-    query may see."""
+    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; then a dominant key just past
+    the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
     for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
@@ -140,7 +140,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two products and an exponential per pair; a latent in use is read once, as key and value."""
+    """The cost: two products and an exponential per pair; each latent is read once, and is key and value."""
     B, H, D = args.q.shape
     slots, entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
     queries = int((args.seq_lens > 0).sum())

@@ -1,5 +1,5 @@
-"""Attention over keys and values that lie in pages, found through a block table (Kwon et al., "Efficient memory
-management for large language model serving with PagedAttention", SOSP 2023).
+"""Attention over keys and values in pages, which a block table lists (Kwon et al., "Efficient memory management for
+large language model serving with PagedAttention", SOSP 2023).
 
 Each sequence has the tolerance of `flash_attention`, with S the sequence's length.
 """
@@ -65,8 +65,8 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention of each sequence's last queries over its cached keys and values, in fp64.
 
-    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, whose entries
-    past a sequence's pages are padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
+    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries past
+    a sequence's pages are padding of any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
     log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i // block_size].
     `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
     None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
@@ -86,8 +86,8 @@ def reference(
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless a sequence without `cu_seqlens_q` has one query, and caches with scales are e4m3,
-    others of q's dtype."""
+    """Raises `ValueError` if sequences do not have one query each without `cu_seqlens_q`, or on a wrong dtype: a cache
+    with a scale is e4m3, a cache without a scale has the dtype of q."""
     option_rules(arguments, dims, "k_cache")
     if arguments.get("cu_seqlens_q") is None:
         check_shape("seq_lens", arguments["seq_lens"], dims["T"])
@@ -98,8 +98,8 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are checked,
-    with a `window` only pages in the window."""
+    """Raises `ValueError` on lengths, query bounds or pages that do not fit.  Only pages that a query sees are checked;
+    with a `window`, these are the pages in the window."""
     check_pages(
         arguments["block_table"],
         arguments["seq_lens"],
@@ -112,7 +112,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the scheme: queries of fp32 are multiplied in fp32, with any dtype of the cache."""
+    """Returns the scheme; fp32 queries are multiplied in fp32, whatever the dtype of the cache is."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -125,7 +125,7 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """Yields, for each sequence with queries, its rows, keys and values, from the first key that a query sees."""
+    """Yields each sequence that has queries: its rows of q, and its keys and values from the first visible key on."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
             first = 0 if window is None else max(0, length - (end - start) + 1 - window)
@@ -145,7 +145,7 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns a sequence's tokens from `first` on, (length - first, H_kv, D), times the scales of the heads."""
+    """Returns a sequence's tokens from the token `first` on, (length - first, H_kv, D), times the heads' scales."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
@@ -153,7 +153,7 @@ def _scaled(
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned.
 
-    An fp8 cache adds no error: its values are given, and the queries' dtype holds them exactly.
+    An fp8 cache adds no error: the values are given, and the queries' dtype holds the values exactly.
     """
     q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
@@ -208,8 +208,8 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; one just past the end, which no
-    query may see."""
+    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; then a dominant key just past
+    the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
     for position in sorted(edges | {context}):

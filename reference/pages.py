@@ -13,7 +13,7 @@ from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import Case, Inputs
 
 SPARE_BLOCKS = 3
-"""The number of pages that belong to no sequence; they hold NaN."""
+"""The number of pages that belong to no sequence; these pages hold NaN."""
 
 
 def offsets_of(counts: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     """Draws the lengths of the sequences, (B,) int32: `context` tokens each.
 
     With `ragged` the lengths vary: one sequence has `context` tokens, and if there are three or more, one is empty.
-    With `lognormal` they follow a log-normal law, and their sum is about B * context.
+    With `lognormal` the lengths follow a log-normal law, and the sum of the lengths is about B * context.
     """
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
@@ -71,8 +71,8 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs of an op over pages: padding that is not a page number, in a table that is wider than any
-    sequence, and NaN in the pages of the first sequence, which must not reach other sequences."""
+    """Adversarial inputs of an op over pages: a table that is too wide, with padding that is no page number; then NaN
+    in the pages of the first sequence.  This NaN must not reach other sequences."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
     nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide = torch.nn.functional.pad(table, (0, 3), value=-1)
@@ -120,8 +120,8 @@ def check_pages(
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
-    """Returns a sequence's tokens from `first` on in order, (length - first, ...), from a cache (num_blocks,
-    block_size, ...); reads no other slot."""
+    """Returns a sequence's tokens in order, from the token `first` on: (length - first, ...).  It reads only the slots
+    of these tokens in the cache (num_blocks, block_size, ...)."""
     token = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
@@ -134,7 +134,7 @@ def used_slots(
     block_size: int,
     first: torch.Tensor | None = None,
 ) -> tuple[int, int]:
-    """Counts the cache slots that some sequence sees, each once, and the table entries that are needed.
+    """Counts the cache slots that any sequence sees, each slot once, and the table entries that are needed.
 
     first: (B,), the first token that each sequence sees; None means 0.
     """
@@ -151,6 +151,6 @@ def used_slots(
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """Makes the case of an op that writes T tokens into a cache with `spare` blocks more than they need."""
+    """Makes the case of an op that writes T tokens into a cache with `spare` blocks more than the tokens need."""
     missing = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=missing, **values)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on a key and a counter alone, and the exponential race of `sample`.
+"""Random numbers that depend only on a key and a counter, and the exponential race of `sample`.
 
-The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed
-and counter = (position, token id // 4, stream, 0); token id % 4 selects one of the four words.  `sample` has stream 0.
+The generator: Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), key = seed,
+counter = (position, token id // 4, stream, 0). token id % 4 selects one of the four words. `sample` has stream 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Weights in eight and four bits: quantisers, exact dequantisation, and the quantisation error.
 
 Eight bits: a scale for each output channel, codes -127..127.  Four bits: a scale for each `group` values along K of an
-output channel, codes 0..15; code 8 stands for zero, or with `zeros` an integer zero point of each group does.  A weight
-is (N, K), and row n is output channel n.  A byte holds two codes of four bits along K, the even k in the low half.
+output channel, codes 0..15.  The code of zero is 8, or with `zeros` the integer zero point of the group.  A weight is
+(N, K), and row n is output channel n.  A byte holds two codes of four bits along K, the even k in the low half.
 
-A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5).
-A uniform quantiser of step s whose range holds every value has a mean squared error of s**2 / 12 (Bennett, Spectra of
-Quantized Signals, 1948), if the steps are narrow beside the spread of the values.
+A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
+uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948), if its
+range holds every value and the step is small against the spread of the values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class QuantizationError:
     """The difference between dequantised values and the original weight."""
 
     relative: float
-    """The Frobenius norm of the difference over the Frobenius norm of the weight."""
+    """The Frobenius norm of the difference, divided by the Frobenius norm of the weight."""
     mean_squared: float
     sqnr_db: float
-    """Signal over quantisation noise in dB, 10 log10(mean(w**2) / mean_squared); infinite if there is no error."""
+    """The signal-to-noise ratio in dB, 10 log10(mean(w**2) / mean_squared); infinite if there is no error."""
 
 
 def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
 
     weight: (N, K), any float dtype.  The largest magnitude of a channel becomes 127; a channel of zeros has the scale
-    1.  A scale is rounded up to `dtype` first, and the codes are chosen with the rounded scale: no value is clipped,
+    1.  A scale is rounded up to `dtype` first, and the codes are chosen with the rounded scale. So no value is clipped,
     and a step is wider by at most the scale's last bit.  Raises `ValueError` if weight is not a matrix.
     """
     _check_matrix(weight)
@@ -57,9 +57,9 @@ def dequantize_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def quantize_int4(
     weight: torch.Tensor, group: int, *, zeros: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and zero points uint8 of the scales' shape.
+    """Returns packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and uint8 zero points or None.
 
-    weight: (N, K), any float dtype, K even; the last group may be short.  Without `zeros` there are no zero points: the
+    weight: (N, K), any float dtype, K even; the last group may be short.  Without `zeros` the zero points are None: the
     largest magnitude of a group becomes 7 steps, codes 1..15.  With `zeros` the range from min(least value, 0) to
     max(largest value, 0) becomes 15 steps, and the code of 0 is the zero point.  Scales are rounded up to `dtype`
     first, as in `quantize_int8`.  Raises `ValueError` on another shape, or a group that is not positive.
@@ -87,8 +87,8 @@ def quantize_int4(
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Packs codes (N, K), 0..15, K even, to bytes (N, K/2): k in the low half of byte k // 2, k + 1 in the high
-    half."""
+    """Packs codes (N, K), 0..15, K even, to bytes (N, K/2).  The code of an even k is the low half of byte k // 2; the
+    code of k + 1 is the high half."""
     _check_matrix(codes)
     if codes.shape[1] % 2:
         raise ValueError(f"codes: expected an even K, two codes a byte, got {codes.shape[1]}")
@@ -135,12 +135,12 @@ def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> Quant
 
 
 def expected_mean_squared(scale: torch.Tensor) -> float:
-    """Returns Bennett's mean squared error of uniform quantisers whose steps are `scale`: mean(scale**2) / 12."""
+    """Returns Bennett's mean squared error of uniform quantisers with the steps `scale`: mean(scale**2) / 12."""
     return scale.double().square().mean().item() / 12
 
 
 def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the least value of `dtype` that is at least `exact`; 1 where `exact` is 0."""
+    """Rounds `exact` up to a value of `dtype`; 0 becomes 1."""
     exact = torch.where(exact > 0, exact, 1.0)
     rounded = exact.to(dtype)
     above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)

@@ -24,7 +24,7 @@ CODES_PER_WORD = 8
 GROUPS = (32, 64, 128)
 WIDEST_GROUP = max(GROUPS)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output channel, out of eight, of each group of four bits in a word, the lowest bits first."""
+"""For each four bits of a word, the lowest bits first: the number of their output channel, out of eight."""
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 """The number to add to a stored zero point, for each `checkpoint_format` of a checkpoint's configuration."""
 
@@ -38,11 +38,11 @@ class Int4Weight:
     scale: torch.Tensor
     """The scales, (N, ceil(K / group)), in the checkpoint's dtype."""
     zero: torch.Tensor | None
-    """Zero points, uint8 of the shape of `scale`; None if all are 8, which is the symmetric form."""
+    """Zero points, uint8 of the shape of `scale`; None if all zero points are 8 (symmetric quantisation)."""
     group: int
     """The number of values along K that share a scale: 32, 64 or 128."""
     order: torch.Tensor | None = None
-    """With act-order: the input channels, int64 (K,), in the order of b's columns, so that the product takes
+    """With act-order: the input channels, int64 (K,), in the order of the columns of `b`, so that the product takes
     `a[:, order]`. None if the columns are in the original order."""
 
 
@@ -58,9 +58,9 @@ def read_gptq(
     """Converts a GPTQ layer's tensors to the canonical form.
 
     `group` is the configuration's `group_size`; -1 means all of K.  For -1 and for multiples of 128 the scales are
-    repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...: the result then has
-    its columns sorted by group, and their `order`.  Raises `ValueError` on shapes or dtypes that do not fit, an unknown
-    format, zero points that would all be symmetric in the other format, or groups whose size is not `group`.
+    repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...; the columns of the
+    result are then sorted by group, and `order` is set.  Raises `ValueError` on shapes or dtypes that do not fit, an
+    unknown format, zero points that would all be symmetric in the other format, or groups whose size is not `group`.
     """
     _check_words("qweight", qweight)
     words, N = qweight.shape

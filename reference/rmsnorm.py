@@ -49,7 +49,7 @@ def rmsnorm(
 def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
-    """Returns the norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
+    """Returns the norm of x (T, H) fp64; x / rms is rounded to the dtype `first`, if `first` is not None."""
     check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
     scaled = x / (mean_square + eps).sqrt()
@@ -57,7 +57,7 @@ def normed(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal x; weights are normal around one, because a kernel that ignores them must fail."""
+    """Makes normal x; weights are normal around one, because a kernel that ignores the weights must fail."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
@@ -65,13 +65,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def options(case: Case, scheme: Scheme) -> Inputs:
-    """Returns the arguments of a norm that are on: the options of the case, and `quantize` of the scheme."""
+    """Returns the optional arguments that are on: the norm's options in the case, and `quantize` of the scheme."""
     named = {name: case[name] for name in OPTIONAL if name in case and case[name] != OPTIONAL[name]}
     return {**named, **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
+    """The cost: x and weight are read once, the result is written once; four FLOPs per element, one rsqrt per row."""
     T, H = args.x.shape
     written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
     return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
@@ -80,11 +80,11 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
 
-    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves it.
-    The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype
-    are allowed: Llama's code in transformers rounds x / rms before the product with the weight, and then the product.
-    The weight scales the subnormal error of the first rounding. With `round_first` the first rounding may go to the
-    other neighbour, which is 2 u away.
+    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves
+    this error. The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings
+    to the dtype are allowed: Llama's code in transformers rounds x / rms before the product with the weight, and then
+    the product. The weight scales the subnormal error of the first rounding. With `round_first` the first rounding may
+    go to the other neighbour, which is 2 u away.
     """
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first, last = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
@@ -99,8 +99,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square; then a mean square
-    near eps, and magnitudes whose squares overflow or underflow the dtype."""
+    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square.  Then a mean
+    square near eps, and magnitudes whose squares overflow or underflow the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,8 +1,8 @@
 """rope: rotary position embedding of queries and keys.
 
 Su et al., "RoFormer", 2021. Two pairings are in use: half-split (i with i + D/2: GPT-NeoX, Hugging Face) and
-interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines, and so decides how
-the frequencies are scaled.
+interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines, so the caller
+decides how the frequencies are scaled.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: q and k are read and written, a row of each table is read per distinct position; three FLOPs a
+    """The cost: q and k are read and written; a row of each table is read per distinct position; three FLOPs per
     value."""
     table_rows = len(set(args.positions.tolist()))
     table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
@@ -124,8 +124,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial tables: random tables that no theta gives; then tables of a large theta, scaled by 1.2 (YaRN,
-    arXiv 2309.00071, scales too)."""
+    """Adversarial tables: random tables that no theta gives; then tables of a large theta, multiplied by 1.2, as YaRN
+    (arXiv 2309.00071) multiplies its tables."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, half = cos.shape

@@ -1,6 +1,6 @@
 """rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
-It is `rope` and `kv_cache_write` in one pass over the new tokens; this saves launches and round trips through memory.
+The op is `rope` and `kv_cache_write` in one pass over the new tokens, which saves launches and trips through memory.
 With `q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv
 2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its head's
 scale, rounded to nearest even and clamped to +-448.
@@ -46,9 +46,9 @@ def reference(
 ) -> Outputs:
     """Returns the values that q_out and the caches must have afterwards, in fp64.
 
-    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32: the
-    first R <= D values of a head are rotated, and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
-    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
+    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32; the
+    first R <= D values of a head are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks,
+    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64, block *
     block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
     weights of the norms of all heads of q and of k, or neither.
     """
@@ -74,8 +74,8 @@ def reference(
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches have the
-    right dtype."""
+    """Raises `ValueError` unless scales and norms come in pairs, the tables rotate at most D columns, and caches have
+    the right dtype."""
     for name, words in (("scale", "scales"), ("norm", "norms")):
         first, second = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first) is None) != (arguments.get(second) is None):
@@ -114,7 +114,7 @@ CONTRACT = Contract(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Returns x (T, heads, D) in fp64, normed if there is a weight."""
+    """Returns x (T, heads, D) in fp64; if `weight` is not None, x is normed."""
     return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
@@ -139,7 +139,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows q and the written keys the error of a rotation in fp32 and one rounding; all else must be equal.
 
     The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype
-    and scale. Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale
+    and scale. Values outside the rotation are rounded only in an e4m3 cache or after a norm. The division by a scale
     errs too, and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
     """
     R = 2 * inputs["cos"].shape[1]
@@ -166,7 +166,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the limits of rows (n, heads, D): the first R values of a head are rotated, all are rounded to `dtype`;
+    """Returns the allowed errors of rows (n, heads, D) whose first R values per head are rotated, rounded to `dtype`.
     `more` is the error of x before the rotation, in u_32."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
@@ -227,8 +227,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first and last slot of the cache for the first and last token; the ends of the tables;
-    only slots of -1."""
+    """Adversarial inputs: the first and last slot of the cache for the first and last token; then the ends of the
+    tables; then only slots of -1."""
     T, last = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last}):
         for token in sorted({0, T - 1}) if T else ():
@@ -259,8 +259,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct
-    position; three FLOPs a value, and with a norm four more and one rsqrt a head."""
+    """The cost: q, and the rows of tokens that have a slot, are read and written.  A row of each table is read per
+    distinct position.  Three FLOPs per value; with a norm, four more FLOPs per value and one rsqrt per head."""
     written = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())

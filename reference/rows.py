@@ -1,8 +1,8 @@
 """Helpers of ops over rows: the columns of adversarial inputs, the error of a sum, and outputs in eight bits.
 
-A quantised output has one scale for each row (token): the largest magnitude of the row over the largest value of the
-dtype, but at least 2**-126, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16
-bits before.
+A quantised output has one scale for each row (token): the largest magnitude of the row, divided by the largest value of
+the dtype, but at least 2**-126.  The scale of a row of zeros is 1.  The kernel quantises its fp32 value, which was not
+rounded to 16 bits before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODES = {name: dtype for dtype, name in QUANTIZED.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """The results of an op over rows: the rows, or their codes and the scales of the codes; `more` come in between."""
+    """The results of an op over rows: the rows or codes, then the results in `more`, then the scales of codes."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -45,7 +45,7 @@ def row_rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def row_scheme(arguments: CallArguments) -> str:
-    """Returns the scheme of a launch: the schemes of quantised outputs have inputs of 16 bits."""
+    """Returns the scheme of a launch: that of the quantised output, unless x is fp32 or `quantize` is None."""
     quantize, dtype = arguments.get("quantize"), arguments["x"].dtype
     if quantize is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
@@ -53,7 +53,7 @@ def row_scheme(arguments: CallArguments) -> str:
 
 
 def planted_columns(width: int) -> list[int]:
-    """Returns the columns at edges that rows reach, and the last column."""
+    """Returns the columns at the tile edges within a row, and the last column."""
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
@@ -67,13 +67,13 @@ def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
 
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
-    """Returns values between half and all of `size`, with the signs of x."""
+    """Returns values between `size` / 2 and `size`, with the signs of x."""
     spread = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
     return (torch.where(x.double() < 0, -spread, spread) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
-    """Returns the argument `quantize` of a scheme with outputs in eight bits; nothing for other schemes."""
+    """Returns the argument `quantize` if the outputs of the scheme have eight bits, else no arguments."""
     return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
 
 
@@ -84,9 +84,9 @@ def check_quantize(quantize: str | None) -> None:
 
 
 def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
-    """Returns (values,) for None; else values / their row's scale, not rounded, and the scales (T,), in fp64.
+    """Returns (values,) if `dtype` is None.  Else returns the values over their row's scale, unrounded, and the scales.
 
-    values: (T, N) fp64.
+    values: (T, N) fp64; the scales are (T,) fp64.
     """
     check_quantize(dtype)
     if dtype is None:
@@ -97,11 +97,11 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` (T, N) is the error of the values.
+    """The allowed errors of codes (T, N) and scales (T,) of `oracle`; `error` (T, N) is the error of the values.
 
-    A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.  A row
-    whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of zeros
-    has the scale 1.
+    A code may differ by half a step, plus the errors of value, scale and division; a step of e4m3 depends on the code.
+    A row whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of
+    zeros has the scale 1.
     """
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)

@@ -1,6 +1,6 @@
 """Rules of arguments that references and kernels share; an error names the argument, the expected and the given value.
 
-A reference checks all rules.  A launcher checks values only where it may read them (`kernels/_checks.py`).
+A reference checks all rules.  A launcher checks values only where a launcher may read values (`kernels/_checks.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, a reproducible Gumbel-max draw.
+"""Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max draw.
 
-Before the draw a row's logits may be edited: a bias and the penalties of earlier tokens, and a mask of the tokens that
-are allowed. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. E is keyed
-by seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not
-on the other rows; every correct kernel draws the same token.
+Before the draw a row's logits may be edited, by a bias, by penalties of earlier tokens, and by a mask of the allowed
+tokens. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. E is keyed by
+seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not on
+the other rows; every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def reference(
     Edits of a row come first. edit_offsets: (B + 1,) int32; row b edits the tokens edit_ids[offsets[b]:offsets[b + 1]],
     each once; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32, which may be -inf. x = logit + bias; with a
     count >= 0 x is divided by the repetition penalty, or multiplied if x <= 0 (Keskar et al., "CTRL", 2019); with a
-    count > 0 frequency_penalty * count + presence_penalty is subtracted. A count of 0 stands for a token of the prompt
-    alone, -1 for a bias alone. The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, a bit for each token;
-    the others are never drawn.
+    count > 0 frequency_penalty * count + presence_penalty is subtracted. A count of 0 stands for a token that is only
+    in the prompt, -1 for a token that has only a bias. The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, a
+    bit for each token; a token with bit 0 is never drawn.
 
-    With `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n): of the drawn token, then of the
+    With `top_n` also ids (B, 1 + top_n) int64 and log-probabilities of the same shape: of the drawn token, then of the
     likeliest tokens by the given logits, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
     +inf or no finite logit after the edits; on a GPU, where no kernel can raise, such a row has some id in [0, V).
     """
@@ -103,13 +103,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _place(device: torch.device) -> torch.device:
-    """Returns the device of small tensors, which are never on `meta`."""
+    """Returns the device for small tensors: the CPU instead of `meta`."""
     return torch.device("cpu" if torch.device(device).type == "meta" else device)
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Makes penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some with a bias of
-    -inf; a row has 0 to 24 edits."""
+    """Makes penalties for each row, and 0 to 24 edits for each row, of tokens after token 0.  Counts lie between -1 and
+    3, and some biases are -inf."""
     generator = torch.Generator().manual_seed(seed)
     most = min(V - 1, 24)
     each = torch.randint(0, most + 1, (B,), generator=generator)
@@ -148,8 +148,8 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Adversarial rows with exact arithmetic: 2**n equal logits and -inf, so that one wrong token in the support shows.
 
-    Then one large logit; rows of one batch with different settings, greedy among them; and edits that decide.  A case
-    without min_p gets neither min_p nor greedy rows beside others: a kernel may lack them.
+    Then one large logit; rows of one batch with different settings, some greedy; and edits that decide the token.  A
+    case without min_p gets no min_p, and no greedy rows beside drawn rows, because a kernel may not support them.
     """
     V = int(case["V"])
     ties = (
@@ -192,8 +192,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
-    """Makes edits that decide: the first token gets a bias of 100; the last token, biased by 150, is penalised by 300,
-    or masked in odd rows."""
+    """Makes edits that decide the token: the first token gets a bias of 100; the last token gets a bias of 150, and a
+    penalty of 300 or, in odd rows, a mask."""
     last = V - 1
     mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
     mask[1::2, last // 32] ^= torch.tensor(1).bitwise_left_shift(last % 32).int()
@@ -244,7 +244,7 @@ def _model(V: int) -> tuple[Case, ...]:
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """Makes a case of the domain; None if it asks for more log-probabilities than there are tokens, or is too large."""
+    """Makes a case of the domain.  Returns None if `top_n` is more than V, or if the case is too large."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 

@@ -34,9 +34,9 @@ class Support:
     probabilities: torch.Tensor
     """Probabilities of the draw in fp64, renormalised over `kept`; 0 elsewhere."""
     kept: torch.Tensor
-    """Whether a token is in the support, by fp64 arithmetic."""
+    """True for each token of the support, by fp64 arithmetic."""
     doubtful: torch.Tensor
-    """Whether a token is so near to top_p or min_p that fp32 may put it on either side."""
+    """True for each token so near to top_p or min_p that fp32 may put the token on either side."""
     scores: torch.Tensor
     """The scores, logits / temperature, in fp64."""
 
@@ -123,17 +123,17 @@ def edited(
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
 
-    A token is in the support by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is
-    exact. A token wins if its fp64 score is below the best score of a token certainly in the support by at most fp32's
-    error of both. With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g
-    + |log E| + 1).
+    A token is in the support by fp64 arithmetic. Tokens within `MASS_TOLERANCE` of the support's edge count too, unless
+    the row's arithmetic is exact. A token wins if its fp64 score is at most fp32's error of both scores below the best
+    score of a token that is certainly in the support. With g = (best logit - logit) / T an fp32 score errs by at most
+    `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
     """
     return _compare(actual, oracle, inputs, wins=True)
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Compares like `compare`, for a kernel with its own random stream: a drawn token must be in the support, or as
-    likely as a token in the support, because such kernels may cut by value."""
+    """Compares as `compare` does, but for a kernel with its own random stream.  A drawn token must be in the support,
+    or as likely as a token in the support, because such kernels may cut the support by value."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -172,7 +172,7 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """Returns the difference between the scores of `best` and `token`, and this difference over the allowed one."""
+    """Returns the score of `best` minus that of `token`, and this difference divided by the allowed difference."""
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf
@@ -197,8 +197,8 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Returns whether `token` is in the row's support if all ties at its edge are in too.  Nothing is sorted, because a
-    kernel with its own stream draws another token in almost every row."""
+    """Returns whether `token` is in the row's support, with all ties at the edge of the support.  Nothing is sorted,
+    because a kernel with its own stream draws another token in almost every row."""
     scores = row.double() / temperature
     above = scores > scores[token]
     weights = torch.exp(scores - scores.max())

@@ -32,12 +32,12 @@ class Edits:
 
 
 EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-"""The names of the edits that must come together, or not at all."""
+"""The names of the edits of which a call gives all or none."""
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def settings_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless there are at least one token and `top_n` tokens, and the edits belong together."""
+    """Raises `ValueError` on a wrong number of tokens, a `top_n` above this number, or missing or wrong edits."""
     V, top_n = dims["V"], arguments.get("top_n")
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")

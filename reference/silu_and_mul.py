@@ -40,7 +40,7 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns gate and up in fp64."""
+    """Returns `gate` and `up` in fp64."""
     half = x.shape[-1] // 2
     return x[..., :half].double(), x[..., half:].double()
 
@@ -52,7 +52,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two values are read, one written; an exp and a reciprocal each, and four FLOPs (negate, add,
+    """The cost: per output, two values are read and one is written; an exp, a reciprocal and four FLOPs (negate, add,
     multiply)."""
     T, width = args.x.shape
     outputs = T * width // 2
@@ -63,10 +63,10 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
-    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice that is allowed, because
-    log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid
-    below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls round silu(gate)
-    before the product.
+    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice this error is allowed,
+    because log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A
+    sigmoid below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls round
+    silu(gate) before the product.
     """
     gate, up = (half.abs() for half in halves(inputs["x"]))
     relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
@@ -76,7 +76,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
     """The allowed errors of a gated activation whose fp32 value errs by `relative` and `absolute`, both (T, I).
 
-    A value in 16 bits is rounded twice, and up scales the first subnormal error; a quantised value is not.
+    A 16-bit value is rounded twice, and `up` scales the first subnormal error; a value to quantise is not rounded.
     """
     quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:

@@ -19,9 +19,9 @@ from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
 CONTRACT = 5
-"""The version of the interface that `kernels`, `reference` and `roofline` have for `bench`.  An A/B comparison measures
-both of its trees with one `bench`, so it refuses a tree with another number.  The number grows when a field, a function
-or a meaning that `bench` uses changes."""
+"""The version of the interface of `kernels`, `reference` and `roofline` that `bench` uses.  An A/B comparison measures
+two trees with one `bench`, so it refuses a tree with another version.  The version grows when a field, a function or a
+meaning that `bench` uses changes."""
 Scalar = bool | int | float | str
 Inputs = dict[str, Any]
 Outputs = tuple[torch.Tensor, ...]
@@ -132,10 +132,10 @@ SCHEMES = {
     },
 }
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""The name of the scheme in which every tensor has this dtype, for each dtype."""
+"""For each dtype, the name of the scheme in which every tensor has this dtype."""
 FP32_ROUNDOFF = 2.0**-24
 DEFAULT_SUITES = ("smollm2_135m", "llama3_8b")
-"""The suites that commands use without `--suite`.  An op of another package may lack them."""
+"""The suites that commands use without `--suite`.  An op of another package may lack these suites."""
 
 
 def get_scheme(name: str) -> Scheme:
@@ -148,12 +148,12 @@ def get_scheme(name: str) -> Scheme:
 class Arguments(SimpleNamespace):
     """An op's arguments as attributes; an argument that was left out has the reference's default.
 
-    For a kernel there are also `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta`
-    tensors do not tell).
+    A kernel also gets `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not
+    tell the device).
     """
 
     def but(self, **changes: Any) -> Arguments:
-        """Returns the same arguments, some of them replaced."""
+        """Returns the same arguments with some values replaced."""
         return Arguments(**{**vars(self), **changes})
 
 
@@ -182,16 +182,16 @@ class OpSpec:
     cases: Mapping[str, tuple[Case, ...]]
     """The cases by suite: `smoke`, `edge`, and one suite per model."""
     tolerance: Callable[[Inputs, Outputs, Scheme], Outputs] | None = None
-    """The largest allowed error of each output element, from the arithmetic.  None if `compare` judges instead."""
+    """The largest allowed error of each output element, by the arithmetic.  None if `compare` judges instead."""
     compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
     """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
     compare_own_stream: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
-    """Judges a kernel of a sampling op that is declared non-deterministic, because it has its own random stream."""
+    """Judges a kernel of a sampling op that is declared non-deterministic: the kernel has its own random stream."""
     wrong: Mistakes = field(default_factory=dict)
     """Mistakes that the tolerance rejects, each on some case of each scheme (`tests/contracts/test_tolerances.py`)."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
-    """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that misses it fails
-    clearly."""
+    """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that ignores this element
+    fails clearly."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
     """The dtypes of outputs that differ from the scheme's output dtype: one dtype, or the dtype of the activations."""
     mutates: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class OpSpec:
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Maps an output to the input whose memory the caller's `out` may share, as engines call the op."""
     slots: tuple[str, ...] = ()
-    """The name of the argument with slots, then the names of the caches whose rows the slots number."""
+    """The name of the argument with slots, then the names of the caches.  A slot is the number of a row of a cache."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """The keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -207,9 +207,9 @@ class OpSpec:
     prepared: str | None = None
     """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
-    """The arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
+    """The arguments beside the weight in a checkpoint, such as scales; `prepare` may take these arguments by name."""
     contract: Contract | None = None
-    """The contract of the op's tensors; None for an op whose kernels check their arguments themselves."""
+    """The contract of the op's tensors; None if the kernels of the op check the arguments themselves."""
     domain: Domain | None = None
     """All cases that the op may have; None if only the cases in `cases` are known."""
     no_library: str | None = None
@@ -283,8 +283,8 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a suite, which may be a file of `rooflab capture`; for one of `DEFAULT_SUITES` that the
-        op lacks, the smoke cases; for any other suite, no cases."""
+        """Returns the cases of a suite or of a file of `rooflab capture`.  If the op lacks the suite, returns the smoke
+        cases for one of `DEFAULT_SUITES`, and no cases for any other suite."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
@@ -320,10 +320,10 @@ def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
 def randn(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
 ) -> torch.Tensor:
-    """Draws normal values of standard deviation `scale` around `mean`; on `meta` only the shape, without arithmetic:
-    torch computes in Python there, and the first such operation of a process imports SymPy and its compiler, 2 s.
+    """Draws normal values of standard deviation `scale` around `mean`.  On `meta` it does no arithmetic: torch computes
+    in Python there, and the first such operation of a process imports SymPy and its compiler, which takes 2 s.
 
-    They are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
+    Values are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
     rounding. More than 2**24 elements are drawn on the device itself, because the CPU would take seconds.
     """
     device = torch.device(device)

@@ -12,9 +12,9 @@ from rooflab.reference.contract import Contract
 
 
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields inputs in which some rows differ from the others, where the contract allows them.
+    """Yields inputs with rows of zeros or NaN, where the contract allows these rows.
 
-    No row of a matrix `product` is NaN in 16 bits: oneDNN's product in bf16 then gives NaN in the row before it too.
+    No row of a matrix `product` is NaN in 16 bits: oneDNN's product in bf16 then also gives NaN in the row before.
     """
     rows = rows_of(contract, inputs)
     for label, changed in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
@@ -34,8 +34,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the position of the rows in the shape of each argument of the data's dtype that has rows.  The rows are
-    the first dimension of the first float tensor that is longer than 1, and is in the results if there are any."""
+    """Returns, for each argument that has rows, the position of the rows in its shape.  The rows are a dimension of the
+    first float tensor: the first dimension longer than 1 that the results, if any, have too."""
     floats = {
         name: argument
         for name, argument in contract.arguments.items()

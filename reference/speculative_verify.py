@@ -1,12 +1,12 @@
 """Rejection sampling of draft tokens against the target's probabilities (Leviathan et al., "Fast inference from
 transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
-Draft token x with number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token
-that is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so
+Draft token x with number i is accepted if u < p(x) / q(x), where p is the target's law and q the draft's. A draw from
+max(p - q, 0) replaces the first token that is not accepted. A draw from the target follows the last accepted draft. So
 every token follows the target's law. The random numbers are made as in `sample`, in separate streams: u is the first
 word of the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the replacement of draft i.
-In stream 0 `sample` may have drawn that draft, and a draw by the same numbers would depend on it. The token after the
-last draft comes from stream 0, as from `sample` without a draft.
+`sample` may have drawn this draft in stream 0; a draw by the same numbers would depend on the draft. The token after
+the last draft comes from stream 0, as from `sample` without a draft.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECOVERY = 2
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns the u that accepts the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns the random u that accepts a token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
@@ -38,7 +38,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns p (K + 1, V) and q (K, V) of a row in fp64; a draft without probabilities has one-hot rows."""
+    """Returns p (K + 1, V) and q (K, V) of a row in fp64; without draft probabilities, the rows of q are one-hot."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
@@ -64,12 +64,12 @@ def reference(
     *,
     draft_probs: torch.Tensor | None = None,
 ) -> Outputs:
-    """Returns the accepted tokens and one more, (B, K + 1) int64, padded with -1, and the number of accepted ones, (B,)
-    int32.
+    """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1; and the number of accepted
+    tokens, (B,) int32.
 
-    draft_tokens: (B, K) int64, of which the first num_drafts (B,) int32 count; target_probs: (B, K + 1, V) fp32, the
-    law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed, position: (B,)
-    int64, the position of the first drafted token.
+    draft_tokens: (B, K) int64; the first num_drafts (B,) int32 of a row are drafts; target_probs: (B, K + 1, V) fp32,
+    the law of the token after i drafts; draft_probs: (B, K, V) fp32, or None if each draft was certain; seed, position:
+    (B,) int64, the position of the first drafted token.
     """
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
@@ -100,7 +100,7 @@ def some_tokens(arguments: CallArguments, dims: Dims) -> None:
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless drafts are counted and known, and each law in use is a probability law."""
+    """Raises `ValueError` on a wrong number of drafts, an unknown token, or a law in use that is no probability law."""
     K, V = dims["K"], dims["V"]
     draft_tokens, num_drafts = arguments["draft_tokens"], arguments["num_drafts"]
     draft_probs = arguments.get("draft_probs")
@@ -125,8 +125,8 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
 
-    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score
-    is below the best score by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.
+    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both. Or the drawn token's score is below
+    the best score by at most both scores' errors: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
     """
     names, errors = ("tokens", "num_accepted"), []
     for name, result, right in zip(names, actual, oracle, strict=True):
@@ -170,7 +170,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` it has no probabilities."""
+    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` the draft has no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     meta = torch.device(device).type == "meta"
     place = torch.device("cpu" if meta else device)
@@ -229,8 +229,8 @@ def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: a row of the target's law is read for the draw, and for each draft two probabilities; how many are
-    accepted is not known, so the draft's law, which is read after a rejection, is not counted."""
+    """The cost: a row of the target's law is read for the draw, and two probabilities for each draft.  The draft's law
+    is not counted: it is read only after a rejection, and the number of rejections is not known."""
     B, V = args.target_probs.shape[0], args.target_probs.shape[2]
     K = args.draft_tokens.shape[1]
     return Cost(

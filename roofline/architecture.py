@@ -39,10 +39,10 @@ _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     ),
     "factors": (frozenset({"factors"}), frozenset()),
 }
-"""The keys that each kind of rope scaling needs, and the keys that it may have.  Rooflab adds `factors`: a divisor for
-each frequency, which a GGUF file stores."""
+"""For each kind of rope scaling: the keys that it needs, and the other keys that it may have.  Rooflab adds `factors`:
+a divisor for each frequency, which a GGUF file stores."""
 _HEAD_DIM = {"qwen3": 128, "gemma": 256}
-"""The head dimension of models whose config names no `head_dim`; for other types it is hidden size / number of
+"""The head dimension of model types whose config names no `head_dim`.  Other types have hidden size / number of
 heads."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -52,7 +52,7 @@ _READ = frozenset(
     " use_sliding_window max_window_layers".split()
 )
 _IGNORED = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
-"""Keys of a config that change no answer: they choose an implementation, or matter only for experts or in training."""
+"""Keys of a config that change no answer: they choose an implementation, or apply only to experts or to training."""
 _TYPES = {
     "true or false": "tie_word_embeddings attention_bias mlp_bias use_sliding_window",
     "a number": "partial_rotary_factor num_local_experts num_experts n_routed_experts",
@@ -76,7 +76,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The number of parameters of each part; 0 for a tied output head."""
+    """The number of parameters of each part of a model; 0 for a tied output head."""
 
     embedding: int
     attention: int
@@ -94,7 +94,7 @@ class ParameterCount:
 class Architecture:
     """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, a gated MLP.
 
-    `reference/llama.py` computes it.
+    `reference/llama.py` computes such a model.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Architecture:
     attention_bias: bool = False
     """Whether q, k and v have a bias; the output projection has no bias (Qwen2)."""
     window: int | None = None
-    """The number of keys that a query sees, its own included; None means all keys up to its own."""
+    """The number of keys that a query sees, with the key of its own token; None means all keys up to this key."""
     activation: Activation = "silu"
     """The activation function of the MLP's gate."""
     norm_offset: float = 0.0
@@ -156,9 +156,9 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | Path, name: str | None = None) -> Architecture:
-        """The model of a Hugging Face `config.json`: its content, its path, or its folder.
+        """Returns the model of a Hugging Face `config.json`.  `config` is the file's content, its path, or its folder.
 
-        Raises `ValueError` unless it is a dense decoder of a known model type; the message names the difference.
+        Raises `ValueError` if the model is not a dense decoder of a known type; the message names the difference.
         """
         if isinstance(config, str | Path):
             path = Path(config)
@@ -219,8 +219,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str], null: bool = True) -> None:
-    """Raises `ValueError` if a field has another type than `types` says; a field may be missing, and None if
-    `null`."""
+    """Raises `ValueError` if a field has another type than `types` says.  A field may be missing; with `null`, a field
+    may also be None."""
     for kind, names in types.items():
         for name in (name for name in names.split() if name in content):
             if type(value := content[name]) not in _KINDS[kind] and not (null and value is None):
@@ -228,7 +228,7 @@ def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str],
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-    """Returns the integer `key` of a config.  Without a default the key must be there; None counts as missing."""
+    """Returns the integer `key` of a config.  Without a default the key is required; None counts as missing."""
     value = _required(config, key) if default is None or config.get(key) is not None else default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r:.60}")
@@ -291,9 +291,9 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     """Returns the window of every layer, by the rules of transformers; None if no position is beyond the window.
 
-    The window of Mistral is on all layers.  Qwen has a window only where `use_sliding_window` says so, and then on the
-    layers that `layer_types` names or, without `layer_types`, from layer `max_window_layers` on.  Raises `ValueError`
-    if only some layers have a window.
+    In Mistral the window is on all layers.  Qwen has a window only if `use_sliding_window` is set: on the layers that
+    `layer_types` names, or without `layer_types` on the layers from `max_window_layers` on.  Raises `ValueError` if
+    only some layers have a window.
     """
     mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
     windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
@@ -379,7 +379,7 @@ ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 
 def get_architecture(name: str) -> Architecture:
-    """A preset by its name in any case, or the model of a `config.json` or its folder; else raises `ValueError`."""
+    """Returns a preset by name (in any case), or the model of a `config.json` or folder.  Else raises `ValueError`."""
     key = name.lower()
     preset = PRESETS.get(ALIASES.get(key, key))
     if preset is not None:

@@ -1,8 +1,8 @@
 """GPUs by name, with the figures of their data sheets.
 
 Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (1,979 bf16 TFLOP/s for an H100
-SXM), but no ordinary matrix product can reach it. Memory sizes are the data sheet's GB, 1e9 bytes; cards report a few
-per cent more. Link rates are for one direction, half of the data sheet's figure.
+SXM), but no ordinary matrix product can reach that rate. Memory sizes are the data sheet's GB, 1e9 bytes; cards report
+a few per cent more. Link rates are for one direction, half of the data sheet's figure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from rooflab.roofline.model import Ceilings
 
 SFU_OPS_PER_CLOCK_PER_SM = 16
-"""Special functions (exp2, log2, rsqrt, reciprocal) per clock and SM on compute capability 8.0 to 10.0 (CUDA C++
-Programming Guide, "Throughput of Native Arithmetic Instructions")."""
+"""The number of special functions (exp2, log2, rsqrt, reciprocal) per clock and SM, on compute capability 8.0 to 10.0
+(CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
 REGISTERS_PER_SM = 65_536
-"""32-bit registers of an SM of every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""The number of 32-bit registers of an SM, on every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Device:
     smem_bytes_per_sm: int
     sms: int
     boost_clock_hz: float
-    """The clock, in Hz, of the stated matrix rates."""
+    """The clock, in Hz, at which the matrix rates are stated."""
     max_clock_hz: float
     """The highest clock of the card, in Hz; Hopper's vector rate is stated at this clock."""
     pcie_bytes_per_s: float
@@ -50,10 +50,10 @@ class Device:
     nvlink_bytes_per_s: float = 0.0
     """Bytes per second over all NVLink links of one GPU together, in one direction; 0 without NVLink."""
     nvlink_gpus: int = 1
-    """The number of GPUs that NVLink joins at that rate: 2 with a bridge, 8 on a board with switches."""
+    """The number of GPUs that NVLink joins at `nvlink_bytes_per_s`: 2 with a bridge, 8 on a board with switches."""
     registers_per_sm: int = REGISTERS_PER_SM
     launch_floor_s: float = 0.0
-    """The least time of one empty launch, in seconds; 0 if no figure is published: then launches set no bound."""
+    """The least time of one empty launch, in seconds; 0 if no figure is published, so that launches set no bound."""
 
     @property
     def sfu_ops_per_s(self) -> float:
@@ -61,7 +61,7 @@ class Device:
         return SFU_OPS_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
 
     def matrix_flops_per_clock_per_sm(self, dtype: str) -> float:
-        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they have no product of `dtype`."""
+        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they cannot multiply `dtype`."""
         if dtype not in self.matrix_flops_per_s:
             raise ValueError(
                 f"dtype: expected one of {', '.join(self.matrix_flops_per_s)} ({self.name}), got {dtype!r}"
@@ -69,7 +69,7 @@ class Device:
         return self.matrix_flops_per_s[dtype] / (self.sms * self.boost_clock_hz)
 
     def ceilings(self, clock_hz: float | None = None) -> Ceilings:
-        """The data sheet's ceilings, or the ceilings at `clock_hz` (memory has its own clock and keeps its rate).
+        """Returns the data sheet's ceilings, or the ceilings at `clock_hz`, with an unchanged memory rate.
 
         `fp32` (IEEE) matrix products run at the vector rate.  Raises `ValueError` on a clock above `max_clock_hz`.
         """
@@ -270,8 +270,8 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """Returns the device called `name` in any case, also as nvidia-smi prints it, and a note if several devices
-    match."""
+    """Returns the device called `name`, in any case and also as nvidia-smi prints it.  If several devices match, also
+    returns a note."""
     if reported := identify(name):
         return reported, None
     key = "-".join(name.lower().replace("_", "-").split())
@@ -286,14 +286,14 @@ def resolve(name: str) -> tuple[Device, str | None]:
 
 
 def get_device(name: str) -> Device:
-    """The device called `name`, as `resolve` does; `h100` is `h100-sxm`.  Raises `ValueError` with the known
-    devices."""
+    """Returns the device called `name`, found as `resolve` finds it; `h100` is `h100-sxm`.  Raises `ValueError` with
+    the known devices."""
     return resolve(name)[0]
 
 
 def identify(reported_name: str) -> Device | None:
-    """Returns the device that torch.cuda or NVML prints as `reported_name`, or whose `full_name` is that; None if no
-    name matches exactly."""
+    """Returns the device that torch.cuda or NVML prints as `reported_name`, or the device with this `full_name`.
+    Returns None if no name matches exactly."""
     name = " ".join(reported_name.lower().split())
     if name in _REPORTED_NAMES:
         return DEVICES[_REPORTED_NAMES[name]]

@@ -1,6 +1,6 @@
-"""Whether a model fits on a GPU, the number of sequences that fit beside its weights, and its least TTFT and ITL.
+"""Computes whether a model fits on a GPU, how many sequences fit beside its weights, and the least TTFT and ITL.
 
-Everything here is arithmetic on published figures: a bound, never a measurement.
+Everything here is arithmetic on published figures.  The results are bounds, not measurements.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rooflab.roofline.steps import (
 )
 
 PREFILL_CHUNK_TOKENS = 8192
-"""The most tokens of a prompt that the memory for activations holds; a longer prompt is prefilled in such chunks."""
+"""The most tokens of a prompt that the memory for activations holds.  A longer prompt is prefilled in chunks."""
 
 
 def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Bytes of the parameters on each of `gpus` GPUs; each GPU holds all norms and a share of the rest.
+    """Returns the bytes of the parameters on each of `gpus` GPUs.  Each GPU holds all norms and a share of the rest.
 
-    In an 8-bit model only the projections are 8-bit.
+    In an 8-bit model only the projections have 8 bits.
     """
     parts, item, act_item = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
     attention = parts.attention
@@ -47,15 +47,15 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
 
 
 def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Bytes of one token's keys and values on each of `gpus` GPUs, in all layers together."""
+    """Returns the bytes of one token's keys and values in all layers, on each of `gpus` GPUs."""
     return 2 * arch.num_layers * max(1, arch.num_kv_heads // gpus) * arch.head_dim * ITEM_BYTES[dtype]
 
 
 def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Bytes allowed for activations, beside weights and cache, on each of `gpus` GPUs.
+    """Returns the bytes for activations on each of `gpus` GPUs.
 
-    For `tokens` tokens in one layer: the residual, the normed input, and the larger of (q, k, v, attention's output)
-    and (gate, up, their product); then fp32 logits of `sequences` rows.
+    These are, for `tokens` tokens in one layer: the residual, the normed input, and the larger of (q, k, v, attention's
+    output) and (gate, up, their product).  The fp32 logits of `sequences` rows are added.
     """
     q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
     width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
@@ -64,7 +64,7 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory and the least times of `batch` sequences of `context` tokens; `dataclasses.asdict` of it is JSON."""
+    """The memory and least times of `batch` sequences of `context` tokens; `dataclasses.asdict` turns it into JSON."""
 
     model: str
     gpu: str
@@ -84,11 +84,11 @@ class Estimate:
     memory_fraction: float
     usable_bytes_per_gpu: float
     gpus_for_weights: int | None
-    """Least number of GPUs of a node that hold the weights and one sequence's activations; None if no number does."""
+    """The least number of GPUs that hold weights and one sequence's activations; None if a node is too small."""
     gpus_needed: int | None
-    """Least number of GPUs of one node that also hold the whole batch's cache; None if a whole node is too small."""
+    """The least number of GPUs of a node that also hold the cache of the whole batch; None if a node is too small."""
     tensor_parallel: int
-    """Number of GPUs for all fields below: the caller's number, or `gpus_needed`, or else all GPUs of a node."""
+    """The number of GPUs for all fields below: the caller's number, else `gpus_needed`, else all GPUs of a node."""
     weight_bytes_per_gpu: int
     kv_bytes_per_gpu: int
     activation_bytes_per_gpu: int
@@ -99,13 +99,13 @@ class Estimate:
     link_bytes_per_s: float | None
     """Bytes per second of the link between the GPUs, in one direction."""
     prefill: StepBound
-    """The bound of the prefill of one prompt alone: its `least_ms` is the least TTFT."""
+    """The bound of the prefill of one prompt alone.  The bound's `least_ms` is the least TTFT."""
     decode: StepBound
-    """The bound of one decode step of the whole batch: its `least_ms` is the least ITL."""
+    """The bound of one decode step of the whole batch.  The bound's `least_ms` is the least ITL."""
     least_ttft_ms: float
     least_itl_ms: float
     most_tokens_per_s: float
-    """The most tokens per second: `batch` tokens over the least ITL."""
+    """The most tokens per second: `batch` divided by the least ITL."""
     published_prefill: StepTime | None
     """The time of the same prefill from published kernel times; None if nobody published times for this GPU."""
     published_decode: StepTime | None
@@ -151,7 +151,7 @@ class Estimate:
         return rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
-        """Rows that name the sources of the published times in the sums, and the ops that have no published time."""
+        """Returns rows that name the sources of the published times, and the ops that have no published time."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
@@ -175,7 +175,7 @@ class _Need(NamedTuple):
     batch: int
     context: int
     tokens: int
-    """The number of tokens of a step, for which activations are allowed."""
+    """The number of tokens of a step; the memory for activations is for this number."""
 
     def without_cache(self, gpus: int, batch: int | None = None) -> int:
         batch = self.batch if batch is None else batch

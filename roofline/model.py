@@ -1,4 +1,4 @@
-"""The roofline model: the cost of a piece of work, and the least time that a device needs for it.
+"""The roofline model: the cost of a piece of work, and the least time that a device needs for this work.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.
@@ -24,7 +24,7 @@ def _check_amounts(**amounts: object) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least work that the maths of an op needs for given inputs, with any kernel.
+    """The least work that an op needs for given inputs, whatever kernel computes the op.
 
     Every input byte is read once and every output byte written once; nothing is recomputed.
     """
@@ -77,14 +77,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that one kernel really moves through HBM, and the number of its launches."""
+    """The bytes that one kernel moves through HBM, and the number of launches of the kernel."""
 
     read_bytes: float
     write_bytes: float
     launches: int = 1
     basis: Basis = "modelled"
-    """`modelled`: the kernel's author stated the bytes, or they are the operands of its torch calls. `counted`: the
-    hardware or an emulator counted the bytes."""
+    """`modelled`: the kernel's author stated the bytes, or the bytes are the operands of the kernel's torch calls.
+    `counted`: the hardware or an emulator counted the bytes."""
 
     def __post_init__(self) -> None:
         _check_amounts(**vars(self))
@@ -107,20 +107,20 @@ class Ceilings:
     vector_flops_per_s: float
     """fp32 FLOP/s outside the tensor cores; a fused multiply-add counts as two."""
     sfu_ops_per_s: float | None = None
-    """Special functions per second; None if the rate is not known: then it sets no bound."""
+    """Special functions per second; None if the rate is not known, so that it sets no bound."""
     launch_floor_s: float = 0.0
     """The least time of one empty launch, in seconds."""
     l2_bytes_per_s: float | None = None
     """Bytes per second between the SMs and L2; None if the rate is not known."""
     access_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Measured HBM bytes per second by access: `read`, `write`, `copy`, `triad`; the best is `hbm_bytes_per_s`."""
+    """Measured HBM bytes per second by access: `read`, `write`, `copy`, `triad`; the highest is `hbm_bytes_per_s`."""
     launch_floors_s: Mapping[str, float] = field(default_factory=dict)
     """Measured seconds of an empty launch by timing method; the least is `launch_floor_s`."""
     noise: str = ""
-    """The reason why the rates are NOISY, and so may be too low; empty if nothing else ran while they were measured."""
+    """Why the rates are NOISY, and so may be too low; empty if nothing else ran during their measurement."""
 
     def matrix_rate(self, dtype: str) -> float:
-        """FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""
+        """Returns the FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""
         if dtype not in self.tensor_flops_per_s:
             raise ValueError(
                 f"dtype: {self.device} has no {self.kind} matrix rate for {dtype!r}; "
@@ -142,15 +142,15 @@ Limiter = Literal["memory", "tensor", "vector", "sfu", "launch"]
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that a device needs for a cost, and the part of the cost that sets it."""
+    """The least time that a device needs for a cost, and the part of the cost that sets this time."""
 
     seconds: float
     limiter: Limiter
     parts: Mapping[Limiter, float]
-    """Seconds of each part alone; the model assumes that all parts overlap, so the largest part is the bound."""
+    """The seconds of each part alone.  The model assumes that all parts overlap, so the largest part is the bound."""
 
     def fraction(self, measured_s: float) -> float:
-        """Returns the bound over the measured time: 1.0 is at the roof; above 1.0 the time or the cost is wrong."""
+        """Returns bound / measured time.  1.0 is at the roof; above 1.0 the time or the cost is wrong."""
         return self.seconds / measured_s
 
 

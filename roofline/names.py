@@ -1,4 +1,4 @@
-"""Names are data: the name of a kernel, case or test may hold any character; an output shows or refuses the name."""
+"""Names of kernels, cases and tests are data and may hold any character; an output shows or refuses a name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from unicodedata import bidirectional, category
 
 Value = TypeVar("Value")
 _HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
-"""Unicode categories of characters that a terminal obeys, that end a line, or that XML or UTF-8 cannot hold."""
+"""Unicode categories of control characters, of line ends, and of characters that XML or UTF-8 cannot hold."""
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 """Bidirectional classes of characters that reverse the order of the text after them."""
 
 
 def visible(text: str, keep: str = "") -> str:
-    """`text` with an escape such as `\\x1b` for each control or invisible character; characters in `keep` stay."""
+    """Returns `text` with an escape such as `\\x1b` for each invisible character, except those in `keep`."""
     if text.isprintable():
         return text
     hidden = {each for each in text if category(each) in _HIDDEN or bidirectional(each) in _TURNS} - set(keep)
@@ -22,7 +22,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def check_name(argument: str, name: str) -> None:
-    """Raises `ValueError` on a name that a table cannot show: it is empty, blank, or has an invisible character."""
+    """Raises `ValueError` on a name that a table cannot show: an empty or blank name, or an invisible character."""
     if not name.strip() or not name.isprintable():
         raise ValueError(f"{argument}: expected a name of characters that can be seen, got {name!r}")
 
@@ -32,7 +32,7 @@ def values_by_name(
 ) -> dict[str, Value]:
     """Reads `NAME=VALUE` texts into a mapping from each name to `read(name, value)`.
 
-    Raises `ValueError` that names `expected` if a text has another form, if a name comes twice, or if `read` raises.
+    Raises `ValueError` with `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """
     values: dict[str, Value] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Numbers for a reader: few digits, with a unit; and the units that the names of metrics end with."""
+"""Writes numbers for a reader, with few digits and a unit, and knows the units at the end of the names of metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Writes `count` significant digits, zeros too, all digits before the point, and no exponent from 1e-4 to 1e7."""
+    """Writes `count` significant digits, with zeros, and all digits before the point; no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -58,7 +58,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Writes 0.031 as `+3.1%`, and from a factor of ten on `24x`; empty for None and numbers that are not finite."""
+    """Writes 0.031 as `+3.1%`, a factor of ten or more as `24x`, and None, NaN or infinity as an empty text."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -90,13 +90,13 @@ _INITIALS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def time_unit(latencies_ms: Sequence[float]) -> str:
-    """Returns `us` if the median of a table's times is below a millisecond, otherwise `ms`; a table has one unit."""
+    """Returns the unit of a table's times: `us` if the median is below a millisecond, otherwise `ms`."""
     ordered = sorted(latencies_ms)
     return "us" if ordered and ordered[len(ordered) // 2] < 1.0 else "ms"
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """Writes a time with four digits, which show a difference of one part in a thousand between two kernels."""
+    """Writes a time with four digits, because four digits show a difference of 0.1% between two kernels."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 
@@ -116,7 +116,7 @@ def metric_label(name: str) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Writes a metric's value, with its unit if that has a prefix (`3.91 TB/s`); else the label has the unit."""
+    """Writes a metric's value, with the unit if the unit has a prefix (`3.91 TB/s`); else the label has the unit."""
     unit = metric_unit(name)[1]
     if unit in _PREFIXED and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"
@@ -126,7 +126,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 def plain_value(value: Any) -> str:
-    """Writes any JSON value in one line: lists joined, objects as `key value`, numbers with few digits."""
+    """Writes any JSON value in one line; lists are joined, objects become `key value`, and numbers have few digits."""
     if value is None:
         return "none"
     if isinstance(value, bool):

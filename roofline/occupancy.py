@@ -20,11 +20,11 @@ WARP = 32
 MAX_THREADS_PER_CTA = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
-"""Registers in a unit of allocation: a warp gets whole units, 8 registers a thread each."""
+"""The number of registers in a unit of allocation.  A warp gets whole units; a unit is 8 registers per thread."""
 SUB_PARTITIONS = 4
 """The number of sub-partitions of an SM; each has an equal share of the warps and of the registers."""
 SHARED_UNIT = 128
-"""Bytes in a unit of allocation: a CTA gets whole units of shared memory."""
+"""The bytes in a unit of allocation.  A CTA gets whole units of shared memory."""
 SHARED_RESERVED = 1024
 """Bytes of each CTA's shared memory that the CUDA driver keeps for itself, from compute capability 8.0."""
 _KIB = 1024
@@ -40,21 +40,21 @@ class SmLimits:
     warps: int
     ctas: int
     carveouts_kib: tuple[int, ...]
-    """The possible sizes of shared memory, in KiB; the rest of the SM's L1 data cache stays a cache."""
+    """The possible sizes of shared memory, in KiB.  The rest of the memory is the SM's L1 data cache."""
     registers: int = REGISTERS_PER_SM
 
     @property
     def shared_bytes(self) -> int:
-        """Returns the most bytes of shared memory of all CTAs on the SM, the driver's part included."""
+        """Returns the most bytes of shared memory that all CTAs on the SM have together, with the driver's part."""
         return self.carveouts_kib[-1] * _KIB
 
     @property
     def shared_bytes_per_cta(self) -> int:
-        """Returns the most bytes of shared memory of one CTA."""
+        """Returns the most bytes of shared memory that one CTA can have."""
         return self.shared_bytes - SHARED_RESERVED
 
     def carveout(self, wanted_bytes: int) -> int | None:
-        """The least size of shared memory that holds `wanted_bytes`; None if even the largest size is too small."""
+        """Returns the least shared-memory size that holds `wanted_bytes`, or None if no size is large enough."""
         return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
 
 
@@ -79,10 +79,10 @@ class Occupancy:
     ctas_per_sm: int
     """The number of CTAs that an SM holds at once; 0 if not even one CTA fits."""
     limiter: Resource
-    """The resource that limits `ctas_per_sm`; if several resources do, the resource that a kernel can change least."""
+    """The resource that limits `ctas_per_sm`.  If several do, the resource that a kernel can change least."""
     warps_per_sm: int
     fraction: float
-    """The occupancy: `warps_per_sm` over the largest number of warps of the SM."""
+    """The occupancy: `warps_per_sm` divided by the largest number of warps of the SM."""
     ctas_by_resource: Mapping[Resource, int]
     """The number of CTAs that each resource alone would allow."""
     carveout_bytes: int
@@ -90,7 +90,7 @@ class Occupancy:
 
 
 def limits_of(device: Device | tuple[int, int]) -> SmLimits:
-    """The limits of an SM of a GPU, or of a compute capability such as `(9, 0)`.  Raises `ValueError` if unknown."""
+    """Returns an SM's limits by GPU or by compute capability, such as `(9, 0)`.  Raises `ValueError` if unknown."""
     capability = device.compute_capability if isinstance(device, Device) else device
     if capability not in SM_LIMITS:
         choices = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
@@ -99,8 +99,8 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
 
 
 def occupancy(device: Device | tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Counts the CTAs of `threads` threads, `registers` each and `shared_bytes` (static plus dynamic) that one SM
-    holds.
+    """Counts the CTAs that one SM holds.  A CTA has `threads` threads of `registers` registers, and `shared_bytes` of
+    static plus dynamic shared memory.
 
     Shared memory has its largest size, which is the driver's default.  `ctas_per_sm` is 0 if a CTA needs more registers
     or shared memory than an SM has.  Raises `ValueError` on figures that no CTA can have.
@@ -142,21 +142,21 @@ class Waves:
     """The waves in which a grid fills a GPU, if all CTAs take the same time."""
 
     waves: float
-    """The number of waves: CTAs of the grid over the CTAs that run at once."""
+    """The number of waves: the CTAs of the grid, divided by the CTAs that run at once."""
     full: int
     """The number of waves that fill the GPU."""
     tail_ctas: int
     """The number of CTAs of the last, partly filled wave; 0 if the last wave is full."""
     efficiency: float
-    """The share of the GPU's CTA slots that the grid uses until the last wave ends: `waves` over `waves` rounded up."""
+    """The used share of the GPU's CTA slots until the last wave ends: `waves` divided by `waves` rounded up."""
     busiest_sm_ctas: int
     """The number of CTAs that the busiest SM runs.  Each SM gets one CTA before any SM gets two."""
     balance: float
-    """The mean number of CTAs per SM over `busiest_sm_ctas`: the share of an SM's rate that the grid can use."""
+    """The mean number of CTAs per SM / `busiest_sm_ctas`: the share of an SM's rate that the grid can use."""
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
-    """The waves of `ctas` CTAs on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` on a number below 1."""
+    """Returns the waves of `ctas` CTAs on `sms` SMs of `ctas_per_sm` CTAs.  Raises `ValueError` on a number below 1."""
     for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")

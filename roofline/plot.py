@@ -1,10 +1,10 @@
-"""Roofline figures: FLOP/s over intensity, and for pure data movement the fraction of the bandwidth.
+"""Roofline figures: FLOP/s against intensity, and for pure data movement the used fraction of the bandwidth.
 
 The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
-FLOPs over its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
-beside it names the kernels, because nobody could read thirty names in the panel. A kernel without FLOPs (`embedding`,
-`kv_cache_write`) has no intensity; a second panel shows its traffic per second over the bandwidth roof. A kernel that
-was not timed is a grey cross on its roof, with the most that the roof allows. A time that others published is a star.
+FLOPs per byte of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and
+a list beside it names the kernels, because thirty names in a panel are unreadable. A kernel without FLOPs (`embedding`,
+`kv_cache_write`) has no intensity; a second panel shows its share of the bandwidth roof. A kernel that was not timed is
+a grey cross on its roof, at the highest rate that the roof allows. A time that others published is a star.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _PALE = 0.4
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 _NAMES = 0.44
-"""The largest width of a roof's name over the plane's width: the lowest roof's corner is farther to the right."""
+"""The largest width of a roof's name, as a fraction of the plane: the lowest roof's corner is farther to the right."""
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
-"""A decorator for functions that draw: the user's settings of matplotlib (`text.usetex`, a dark page) do not apply."""
+"""A decorator for drawing functions: it suspends the user's settings of matplotlib (`text.usetex`, a dark page)."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
 
 
@@ -77,9 +77,9 @@ def roofline_figure(
     belong to one device, or to several devices if each point names its device.
 
     Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. With `fixed_axes`,
-    the roofs of all dtypes decide the frame, so figures of other points of the device have the same frame; a point
-    outside widens the frame by whole decades. Raises `ValueError` without points or ceilings, on a point without a
-    device if the ceilings belong to several devices, or on a point whose dtype has no rate.
+    the roofs of all dtypes decide the frame, so all figures of a device have the same frame; a point outside widens the
+    frame by whole decades. Raises `ValueError` without points or ceilings, on a point without a device if the ceilings
+    belong to several devices, or on a point whose dtype has no rate.
     """
     if not points:
         raise ValueError("points: expected at least one, got none")
@@ -134,7 +134,7 @@ def roofline_files(
 def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
-    """Returns left, bottom, right and top of the plane."""
+    """Returns the left, bottom, right and top limits of the axes."""
     (low, below), (high, above) = (tuple(map(of, zip(*places, strict=True))) for of in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
@@ -197,7 +197,7 @@ def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """Draws the arrow of a legend, as wide as its place."""
+    """Draws the arrow of a legend, as wide as the legend's handle."""
     ends = (0, height / 2), (width, height / 2)
     return FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
@@ -205,7 +205,7 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's bandwidth diagonals and flat roofs, with their names above the diagonal, where no kernel
+    """Draws each device's bandwidth diagonals and flat roofs.  Their names are above the diagonal, where no kernel
     lies.
 
     Returns the texts of the flat roofs, and small boxes along slanted texts, because a whole box would cover kernels.
@@ -246,8 +246,8 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` above the diagonal of `rate`, where the text covers no marker of `places` and no text of `names`;
-    returns boxes along the text."""
+    """Writes `name` above the diagonal of `rate`, where it covers no marker at `places` and no text in `names`.
+    Returns boxes along the text."""
     foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -343,7 +343,7 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Draws one row for each kernel without FLOPs: its traffic per second over its roof's bandwidth."""
+    """Draws a row for each kernel without FLOPs: its traffic per second as a fraction of its roof's bandwidth."""
     fractions, over = [], {}
     for row, (_, point) in enumerate(points):
         roof = roofs.of(point)

@@ -36,7 +36,7 @@ class Roofs:
         self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
-        """Returns the roof on which an untimed point lies."""
+        """Returns the ceilings that are the roof of an untimed point."""
         ceilings = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
         return next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
 
@@ -46,7 +46,7 @@ class Roofs:
 
 
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
-    """Writes plain text, not a formula; text wider than `room`, a fraction of the figure, is cut, then made smaller."""
+    """Writes plain text, not a formula.  A text wider than `room` (a fraction of the figure) is cut, then shrunk."""
     shown = visible(text)
     most = int(room * READABLE)
     shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"

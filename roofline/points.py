@@ -1,4 +1,4 @@
-"""The content of a roofline figure, before drawing: points, their order, arrows, and places for their numbers."""
+"""The content of a roofline figure, before drawing: the points, their order, arrows, and positions of their numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal, get_args
 from rooflab.roofline.model import Basis, CeilingKind, Ceilings
 
 Role = Literal["naive", "library", "optimized", "peer", "benchmark"]
-"""The role of a kernel; `benchmark` is a kernel of another repository that says no more about it."""
+"""The role of a kernel.  `benchmark` is a kernel of another repository that names no other role."""
 KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 Box = tuple[float, float, float, float]
 """A box by its corners: x0, y0, x1, y1."""
 MOST_POINTS, MOST_MOVING = 15, 3
-"""The most points of a readable figure, and the most points without FLOPs among them; a table holds the rest."""
+"""The most points of a readable figure, and how many of these may have no FLOPs.  A table holds the other points."""
 _RADII = (9, 13, 18, 24, 31, 39, 48, 60)
 NEAR_RADIUS = 13
-"""The largest distance of a number from its marker without a line between them."""
+"""The largest distance between a number and its marker at which no line joins the two."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Point:
     case: str
     role: Role
     dtype: str | None
-    """The operand dtype of its matrix products, which chooses its roof; None means the fp32 vector roof."""
+    """The operand dtype of the kernel's matrix products, which decides the roof; None means the fp32 vector roof."""
     flops: float
-    """FLOPs of the op's cost, even if the kernel does more."""
+    """The FLOPs of the op's cost, even if the kernel does more work."""
     traffic_bytes: float
-    """Bytes that the kernel moves through HBM."""
+    """The bytes that the kernel moves through HBM."""
     traffic_basis: Basis
     bound_s: float
     """The least time that the op's cost allows."""
@@ -44,7 +44,7 @@ class Point:
     noisy: bool = False
     """Whether other work on the machine disturbed the measurement."""
     published: bool = False
-    """Whether others measured the time, on the same GPU model (`roofline/published.py`)."""
+    """Whether the time is a published time, measured by others on the same GPU model (`roofline/published.py`)."""
     device: str | None = None
     """The device whose roofs apply, for a figure of several devices."""
 
@@ -71,7 +71,7 @@ def roof_flops_per_s(ceiling: Ceilings, dtype: str | None) -> float:
 
 
 def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
-    """Returns the measured FLOP/s; if the point was not timed, the roof's FLOP/s at its intensity."""
+    """Returns the measured FLOP/s, or if the point was not timed, the roof's FLOP/s at the point's intensity."""
     if point.seconds is not None:
         return point.flops / point.seconds
     return min(roof_flops_per_s(roof, point.dtype), point.intensity * roof.hbm_bytes_per_s)
@@ -87,10 +87,10 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 
 
 def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Chooses at most `most` points; if some points have FLOPs, only few without FLOPs are taken, for a second panel.
+    """Chooses at most `most` points.  If some points have FLOPs, only a few points without FLOPs are taken.
 
-    First comes the fastest kernel of each op, case and device, then the libraries' kernels, the naive kernels, and the
-    rest; in each group, first the cases in which the fastest kernel loses most time against its bound.
+    The order is: the fastest kernel of each op, case and device; the libraries' kernels; the naive kernels; the rest.
+    In each group the cases come first in which the fastest kernel loses most time against its bound.
     """
     moving = [point for point in points if not point.flops]
     computing = [point for point in points if point.flops]
@@ -119,8 +119,8 @@ def _speed(point: Point) -> tuple[bool, float]:
 
 
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Arrows from each case's naive kernel to its fastest optimized kernel, or if none was timed, to the optimized
-    kernel with the least traffic."""
+    """Returns arrows from each case's naive kernel to its fastest optimized kernel.  If no optimized kernel was timed,
+    the arrow ends at the optimized kernel with the least traffic."""
     pairs = []
     for work in dict.fromkeys(point.work for point in points):
         kernels = [point for point in points if point.work == work and not point.noisy]
@@ -134,10 +134,10 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
 def place_labels(
     spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
 ) -> list[tuple[float, float]]:
-    """Returns an offset from each spot to its label's centre; labels cover neither markers, `occupied`, nor each other.
+    """Returns the offset of each label from its spot.  Labels cover no marker, no box of `occupied`, no other label.
 
-    The nearest free place wins; at equal distance the place down and to the right, because the roof is above. If no
-    place within 60 is free, the label takes the nearest place. All lengths have one unit; the constants suit points.
+    A label takes the nearest free place, at equal distance the lower right, because the roof is above.  If no place
+    within 60 is free, the label takes the nearest place. All lengths have one unit; the constants suit points.
     """
     marker = 4.0
     taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
@@ -161,5 +161,5 @@ def _offsets() -> list[tuple[float, float]]:
 
 
 def overlap(a: Box, b: Box) -> bool:
-    """Whether two boxes have a place in common."""
+    """Returns whether two boxes overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,8 +1,8 @@
 """Kernel times that others published, and their interpolation between shapes.
 
 `results/published/tables.json` describes the tables: device, library, op, how the source measures times, and where the
-numbers come from.  `rooflab import published` writes them.  Between two shapes the logarithm of time over bound is
-interpolated, linearly over the logarithm of each axis; nothing is ever extrapolated.
+numbers come from.  `rooflab import published` writes the tables.  Between two shapes the logarithm of (time / bound) is
+interpolated, linearly in the logarithm of each axis.  Nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rooflab.roofline.steps import (
 )
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
-"""The folder of the committed tables, which are part of the wheel; an import writes the same form to any folder."""
+"""The folder of the committed tables, which are part of the wheel.  An import writes the same format to any folder."""
 INDEX = "tables.json"
 _START_S = 2e-6
-"""Seconds added to the bound before interpolation: a launch takes about this long, whatever the shape.  The constant
-only scales the two ends, and is not a part of any result."""
+"""Seconds that are added to the bound before interpolation: about the time of a launch, whatever the shape.  The
+constant only scales the two ends; no result contains it."""
 
 Shape = tuple[int, ...]
 
@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Seconds by values of `exact` and `axes`.  Raises `ValueError` on a file that does not fit this table."""
+        """Returns seconds by values of `exact` and `axes`.  Raises `ValueError` if the file does not fit this table."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -106,10 +106,10 @@ class Table:
         return {key: [sorted(values) for values in sets] for key, sets in seen.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """The data sheet's bound of a shape, in seconds.  `cached`: whether L2 keeps data from one call to the next.
+        """Returns the data sheet's bound of a shape, in seconds.  `cached`: L2 keeps data from one call to the next.
 
-        If so, all bytes of `copies` calls but the size of L2 come from HBM.  L2 sets no bound, because no rate is
-        published.
+        With `cached`, the HBM bytes are all bytes of `copies` calls minus the size of L2.  L2 sets no bound, because no
+        rate of L2 is published.
         """
         device = get_device(self.gpu)
         if self.op == "all_reduce":
@@ -120,7 +120,7 @@ class Table:
         return bound(cost, device.ceilings()).seconds
 
     def time(self, shape: Mapping[str, int]) -> Time:
-        """The time of a shape: published, or interpolated between published times; no time outside the table."""
+        """Returns the published or interpolated time of a shape, or no time if the shape is outside the table."""
         key = tuple(shape[name] for name in self.exact)
         if key not in self._values:
             exact = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
@@ -140,8 +140,8 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns the logarithm of time over bound, interpolated linearly along each axis on which the point is no grid
-        value; a missing corner gets the median of the interpolations on the lines through it."""
+        """Returns log(time / bound), interpolated linearly along each axis on which the point is not on the grid.  A
+        missing corner gets the median of the interpolations on the lines through this corner."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
@@ -154,7 +154,7 @@ class Table:
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates between the nearest published points on the line through a point along one axis."""
+        """Interpolates along one axis, between the published points that are nearest to a point on its line."""
         values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
         place = bisect_left(values, point[axis])
         if not 0 < place < len(values):
@@ -209,18 +209,18 @@ COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {
     "paged_attention": _decode,
     "rmsnorm": _rmsnorm,
 }
-"""The cost of each op that has published times, from its scheme and a row's shape."""
+"""For each op that has published times: a function from the scheme and a row's shape to the cost."""
 
 
 @cache
 def committed() -> tuple[Table, ...]:
-    """Returns the tables of `results/published`, read once."""
+    """Returns the tables of `results/published`, which are read once."""
     return tuple(load())
 
 
 def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Time]:
-    """Returns the committed times of a case of one of our ops on a GPU: one time for each library that has this shape
-    or its neighbours; empty if the tables have no such case."""
+    """Returns the committed times of a case of one of our ops on a GPU.  There is one time for each library that has
+    this shape or its neighbours; the list is empty if the tables have no such case."""
     shape = _shape(op, case)
     if shape is None:
         return []
@@ -236,8 +236,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns a case by the names of the tables' columns; None if the tables do not time this case.  The size of a page
-    is left out, because each source has another size."""
+    """Returns a case with the names of the tables' columns, or None if the tables do not time this case.  The page size
+    is left out, because each source has its own."""
     shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:

@@ -1,8 +1,8 @@
 """The time of a step of a model from published kernel times, op by op, each time with its source.
 
-Products, attention and all-reduces have published times (`published.py`), as vLLM's kernels took them; an op without a
-published time counts with its bound.  The ops follow each other without a gap: the sum does not contain the time that a
-host adds.
+Products, attention and all-reduces have published times of vLLM's kernels (`published.py`); an op without a published
+time counts with its bound.  The ops follow each other without a gap, so the sum does not contain the time that a host
+adds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rooflab.roofline.published import Table, Time, committed
 from rooflab.roofline.steps import ITEM_BYTES, Kind, OpCost, activation_dtype, all_reduce_s, link, step_ops
 
 _FRAMEWORKS = ("vllm", "nccl")
-"""The libraries whose kernels a step runs: the kernels of one engine, and the collectives under it."""
+"""The libraries whose kernels a step runs: one engine, and the library of its collectives."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class OpTime:
     basis: str
     """`published`, `interpolated` between published shapes, or `bound`."""
     source: str
-    """The library and its kernel; for a bound, the reason why the table has no time; empty if the op is in no table."""
+    """The library and its kernel, or for a bound, why the table has no time; empty if the op is in no table."""
     includes: tuple[str, ...] = ()
     """The other ops whose work is in the time."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: the sum over its ops."""
+    """The time of a step: the sum of the times of the ops."""
 
     ms: float
     ops: tuple[OpTime, ...]
@@ -50,7 +50,7 @@ class StepTime:
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns milliseconds of products, attention, all-reduces, and the rest, which is a bound."""
+        """Returns the milliseconds of products, attention, all-reduces, and the rest.  The rest is a bound."""
         parts: dict[str, float] = {}
         for op in self.ops:
             part = _PARTS.get(op.op, "rest")
@@ -95,11 +95,11 @@ def loaded_itl_ms(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> float | None:
-    """The mean milliseconds between tokens while `concurrency` requests are always in flight; None without tables.
+    """Returns the mean milliseconds between tokens with `concurrency` requests always in flight; None without tables.
 
     Each request has `prompt` tokens and gets `output` more, and the next request follows at once.  While each sequence
-    gets `output` tokens, the GPU computes as many prompts as there are sequences, and every sequence waits for them
-    all.  The mean context is the prompt and half of the output.
+    gets `output` tokens, the GPU computes one prompt per sequence, and every sequence waits for all these prompts.  The
+    mean context is the prompt and half of the output.
     """
     options = weight_dtype, kv_dtype, gpus
     step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *options)
@@ -145,7 +145,7 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Times a product wider than its table, such as an output head, as equal products one after another."""
+    """Returns the time of a product that is wider than its table, such as an output head, as several equal products."""
     widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     pieces = ceil(op.shape["N"] / widest) if widest else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}

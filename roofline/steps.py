@@ -1,15 +1,15 @@
 """The cost of one prefill or decode step of a model, op by op, and its least time.
 
-The model is an engine of separate kernels: each op starts after the op before it, moves its inputs and outputs through
-HBM once, and its time is the largest of its memory, arithmetic and launch times. The time of the step is the sum of
-these times. Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The cost of an
-op equals the cost that its spec gives for the same shapes.
+The engine is modelled as separate kernels. Each op starts after the op before it, and moves its inputs and outputs
+through HBM once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the step is
+the sum of these times. Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The
+cost of an op equals the cost that its spec gives for the same shapes.
 
 Tensor parallelism splits heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of (tokens,
-hidden) in the activations' dtype. Over switches that add (NVLink SHARP, since Hopper) each GPU sends those bytes once;
-else 2 (n - 1) / n of them (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Their latency is not
-counted, and they overlap with nothing, because the next op needs the sum. The collectives of embedding and logits,
-about 1 / (2 x layers) of that, are left out.
+hidden) in the activations' dtype. Over switches that add (NVLink SHARP, since Hopper) each GPU sends these bytes once;
+else each GPU sends 2 (n - 1) / n of these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+The latency of all-reduces is not counted. All-reduces overlap with nothing, because the next op needs the sum. The
+collectives of embedding and logits, about 1 / (2 x layers) of these bytes, are left out.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class OpCost(NamedTuple):
     cost: Cost
     site: str
     shape: Mapping[str, int] = {}
-    """The shape of a product: M, N and K; of attention: B, context, H, H_kv, D and window (0: no window)."""
+    """The shape of a product (M, N, K), or of attention (B, context, H, H_kv, D, and window; 0 means no window)."""
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """Returns the dtype of activations, embedding, norms and output head: bf16 beside 8-bit weights."""
+    """Returns the dtype of activations, embedding, norms and output head: bf16 if the weights have 8 bits."""
     return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
 
 
@@ -60,7 +60,7 @@ def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool =
 
 
 def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
-    """The cost of causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: none."""
+    """The cost of causal attention of `B` prompts of `context` tokens.  Only visible pairs count; `window` 0: none."""
     seen = min(context, window or context)
     pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
     row = B * context * D * ITEM_BYTES[dtype]
@@ -70,7 +70,7 @@ def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, wind
 def decode_attention_cost(
     B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
 ) -> Cost:
-    """The cost of a query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: none."""
+    """The cost of a query for each of `B` sequences of `context` tokens, the query's included.  `window` 0: none."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
     table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
@@ -128,13 +128,13 @@ def step_ops(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> list[OpCost]:
-    """Returns the ops of a step on each of `gpus` GPUs, in order; bounds, ledgers and simulated steps are sums over
-    them.
+    """Returns the ops of a step on each of `gpus` GPUs, in order.  Bounds, ledgers and simulated steps are sums over
+    these ops.
 
     A `decode` step computes one token of each of `batch` sequences of `context` tokens, the new one included.  A
     `prefill` computes `batch` prompts of `context` tokens; causal attention counts only visible pairs, about half, and
-    the output head runs on the last token of each.  If a model has a window, attention reads only the keys in the
-    window.
+    the output head runs on the last token of each prompt.  If a model has a window, attention reads only the keys in
+    the window.
 
     Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
     """
@@ -161,7 +161,7 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
-    """The sizes of a tensor-parallel group in one node: divisors of the heads that split or repeat whole KV heads."""
+    """The sizes of a tensor-parallel group in a node: the divisors of the heads that split or repeat whole KV heads."""
     kv = arch.num_kv_heads
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 
@@ -177,7 +177,7 @@ class Link(NamedTuple):
 
 
 def link(device: Device, gpus: int) -> Link:
-    """Returns the link between `gpus` such devices: NVLink if it joins that many devices, else PCIe."""
+    """Returns the link between `gpus` devices of this model: NVLink if it joins so many devices, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
     return Link("PCIe", device.pcie_bytes_per_s, False)
@@ -206,7 +206,7 @@ class StepBound:
 
     least_ms: float
     limiter: str
-    """The part of the work with most of the time: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
+    """The part of the work that takes most of the time: memory, tensor, vector, sfu, launch, or link (all-reduces)."""
     all_reduce_ms: float
     ops: tuple[OpBound, ...]
 

@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: one launch writes k and v of each token to its slot, if it has one."""
+"""The kernel `fused`, the rung after `naive`: one launch writes k and v of each token that has a slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.reference.kv_cache_write import SPEC
 
 NUM_WARPS = 4
 TILE = 1024
-"""The number of values of k and of v in a program: eight for each of 128 threads."""
+"""The number of values of k, and of v, that a program copies: eight for each of 128 threads."""
 
 
 @triton.jit

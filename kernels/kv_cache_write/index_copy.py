@@ -1,6 +1,6 @@
-"""The kernel `index_copy`, over naive: if every token has a slot, one `index_copy_` per cache, without a mask.
+"""The kernel `index_copy`, the rung after `naive`: if every token has a slot, one `index_copy_` per cache, no mask.
 
-It is for the CPU, where calls take most time of a decode step, and reading the slots needs no synchronization.
+It is for the CPU: there calls take most of the time of a decode step, and slots are read without synchronization.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.kernels.launcher import kernel
     },
 )
 def index_copy(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes k and v to their slots; skips a negative slot; a slot past the cache raises torch's `IndexError`."""
+    """Writes k and v to their slots, but skips a negative slot.  A slot past the cache raises torch's `IndexError`."""
     write(k, v, k_cache, v_cache, slot_mapping)
 
 

@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: one pass that keeps rows in registers between mean, variance and result."""
+"""The kernel `fused`, the rung after `naive`: one pass that keeps rows in registers for mean, variance and result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _layernorm(
     },
 )
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once."""
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; a program has whole rows."""
     T, H = x.shape
     _layernorm[(cdiv(T, config.block_t),)](
         x,

@@ -1,4 +1,4 @@
-"""The kernel `naive`: the norm as its formula: one torch call per step, in fp32."""
+"""The kernel `naive` computes the norm by its formula, with one torch call per step, in fp32."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
 
 @peer()
 def compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """The op's formula, which torch.compile compiles."""
+    """Computes the op's formula, compiled by torch.compile."""
     return layer_norm(x, weight.shape, weight, bias, eps)
 
 

@@ -24,7 +24,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ROWS = 64
-"""The least rows of the weight that a warpgroup multiplies."""
+"""The least number of rows of the weight that a warpgroup multiplies."""
 BLOCK_K8 = 128
 """The number of values along K in a tile of eight-bit codes.  A tile of four-bit codes has one group along K."""
 ADDRESS_REGISTERS = 24

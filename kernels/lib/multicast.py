@@ -59,7 +59,7 @@ class ClusterTile:
 
 
 tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
-"""Makes the space of configs for given consumers and columns: rings of three to six slots, one or two staged boxes."""
+"""Makes configs for given consumers and columns, with rings of three to six slots and one or two staged boxes."""
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:

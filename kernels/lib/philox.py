@@ -1,4 +1,4 @@
-"""Philox-4x32-10 and the exponential race by torch's calls.
+"""Philox-4x32-10 and the exponential race of `sample`, computed by calls of torch.
 
 torch has no unsigned multiply, so int64 holds the 32-bit words.  Products wrap modulo 2**64 with the right bits, and a
 mask cuts the result of an arithmetic shift to 32 bits.

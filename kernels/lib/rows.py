@@ -1,4 +1,4 @@
-"""The rung `cluster` of norms, softmax and gated activations on the host: its configs, and the launch of `rows.cu`."""
+"""The host side of the rung `cluster` of norms, softmax and gated activations: configs, and the launch of `rows.cu`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def tuning(op: str) -> Tuning:
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
+        """Returns the registers for the row, the weights, the values in fp32, and in a persistent grid the next row.
 
         The registers for values are read from compiled code: 28, plus 1.5 for each value of a thread (6 * vectors /
         itemsize), plus 12 for two sums or a quantisation.

@@ -1,4 +1,4 @@
-"""The rung `gemv` of gemm_w4a16 and gemm_w8a16 on the host: configs, and the launch of `stream.cu`."""
+"""The host side of the rung `gemv` of gemm_w4a16 and gemm_w8a16: configs, and the launch of `stream.cu`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VECTOR_BYTES = 16
 QUAD_BYTES = 64
 """Bytes of a weight row that a warp loads at once."""
 OTHER_REGISTERS = 32
-"""The least registers for addresses, scales and dequantized codes."""
+"""The least number of registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
 """A word that holds 128 in bf16 twice."""
 
@@ -91,7 +91,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
+        """Returns whether each share of K has a chunk, and whether the data in flight fit in a thread's registers."""
         shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
         whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
         return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS

@@ -1,5 +1,5 @@
-"""The kernel `fused`, over naive: all parts in one pass, with a running maximum of their log-sum-exps (Milakov and
-Gimelshein, 2018). mla_decode/split_kv ends with the same launch."""
+"""The kernel `fused`, the rung after `naive`: one pass over all parts, with a running maximum of the log-sum-exps
+(Milakov and Gimelshein, 2018). mla_decode/split_kv ends with the same launch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rooflab.roofline.model import Traffic
 
 WARPS = 4
 LOAD_BYTES = 16
-"""Bytes that a lane loads at once; the lanes of a program load its rows (tokens and heads) by one load each."""
+"""The bytes that a lane loads at once.  A program's lanes load its rows (tokens and heads) with one load each."""
 PARTS_AT_ONCE = 4
-"""The number of parts that a step loads together; one by one, each load would wait for the previous load."""
+"""The number of parts that a step loads together, because each single load would wait for the load before it."""
 
 
 # These arguments change with the batch; if Triton specialized them, a new remainder modulo 16 would compile again.
@@ -68,7 +68,7 @@ def fused_kernel(
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Returns programs, sizes and strides, and constants for parts (P, T, H, D) and (P, T, H)."""
+    """Returns the number of programs, the sizes and strides, and the constants for parts (P, T, H, D) and (P, T, H)."""
     parts, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
@@ -87,13 +87,13 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every part once, read, and the result, written."""
+    """Counts the read of every part once, and the write of the result."""
     outs, lses = inputs.outs, inputs.lses
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
 def without_values(of: Arguments) -> None:
-    """Writes the log-sum-exps of heads of size 0, which have no values."""
+    """Writes the log-sum-exps if heads have size 0, and so no values."""
     of.lse.copy_(torch.logsumexp(of.lses.masked_fill(of.lses == math.inf, -math.inf), dim=0))
 
 

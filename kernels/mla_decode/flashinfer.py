@@ -1,7 +1,7 @@
 """Peer: FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
 
-`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here they are views.  `plan` reads the
-lengths and the table once per step for all layers, and the bench does not time it: see `_flashinfer`.  A log-sum-exp
+`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here both are views.  `plan` reads the
+lengths and the table once per step for all layers.  The bench does not time `plan`: see `_flashinfer`.  A log-sum-exp
 takes one more launch.
 """
 
@@ -20,7 +20,7 @@ from rooflab.kernels.mla_decode.split_kv import latents_once
 from rooflab.reference.spec import Arguments
 
 LATENT, ROTARY = 512, 64
-"""The sizes of DeepSeek-V2, for which alone FlashInfer's kernels are built."""
+"""The sizes of DeepSeek-V2.  FlashInfer's kernels are built only for these sizes."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
@@ -71,7 +71,7 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> Returned:
-    """Calls `BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  A call without a plan makes a plan, and
+    """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  A call without a plan makes a plan, and
     waits for the device to read the lengths and the table."""
     if plan is None:
         pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}

@@ -1,7 +1,7 @@
-"""The kernel `library`: gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a
+"""The kernel `library` gathers the pages, then calls torch's scaled_dot_product_attention.  torch's functions with a
 block table take at most 256 dimensions per head.
 
-All heads share a key, so they take the place of the queries: (B, 1, H, D) with (B, 1, S, D).
+All heads share a key, so the heads are passed as queries: (B, 1, H, D) with (B, 1, S, D).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel `naive`, one sequence at a time: gather its latents, scores in memory, softmax, second product."""
+"""The kernel `naive`: gathers the latents of each sequence in turn, then computes scores, softmax and product."""
 
 from __future__ import annotations
 

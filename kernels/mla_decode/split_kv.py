@@ -1,6 +1,6 @@
-"""`split_kv`, over naive: heads are rows of the tensor cores' tiles; a latent is loaded once as key and value.
+"""`split_kv`, the rung after `naive`: heads are rows of tensor-core tiles; a latent is loaded once, as key and value.
 
-A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), whose parts are merged by their
+A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), and the parts are merged by their
 log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a
 tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, the second time from L2.  An
 fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
@@ -33,8 +33,8 @@ ADDRESS_REGISTERS = 40
 """Registers per thread for pointers, masks and the running maximum and sum, besides accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
-"""The least keys per split: with fewer keys the merge costs more than the split gains.  Writing and reading a part of
-64 heads moves the bytes of 230 keys."""
+"""The least number of keys per split: with fewer keys the merge costs more than the split gains.  Writing and reading a
+part of 64 heads moves the bytes of 230 keys."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits with which the waves of CTAs take least time, counted in keys (a part costs
-    `LEAST_KEYS`); splits of the longest sequence that a table can hold have at least `LEAST_KEYS` keys."""
+    """Returns the number of splits for which the waves of CTAs take least time.  Time is counted in keys; a part costs
+    `LEAST_KEYS`.  A split of the longest sequence that fits the table has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -151,13 +151,13 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
 
 
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
-    """Returns the number of splits of a call; only sizes matter."""
+    """Returns the number of splits of a call, from sizes alone."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts each sequence's latents once, as L2 keeps them for its tiles of heads; q, lengths, table and result."""
+    """Counts q, lengths, table, result, and each latent once, because L2 keeps latents for the other heads."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
@@ -166,7 +166,7 @@ def latents_once(inputs: Arguments) -> Traffic:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `latents_once`, and the parts, which are written and read."""
+    """Counts the bytes of `latents_once`, and the write and read of the parts."""
     once, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
     if splits == 1:
         return once
@@ -175,7 +175,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
-    """Returns programs of one split, the scale, strides and constants, without the arguments of the parts."""
+    """Returns the number of programs of a split, the scale, strides and constants, but no arguments of the parts."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
         "LATENT": latent_dim,
@@ -220,7 +220,7 @@ def split_kv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes decode attention; only the device reads the lengths; two runs agree bit for bit."""
+    """Computes decode attention; only the device reads the lengths.  Two runs agree bit for bit."""
     (B, H, _), (programs, scale, strides, constants) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
     parts, part_lse = out[None], None if lse is None else lse[None]

@@ -14,5 +14,5 @@ flex               peer: torch's FlexAttention, compiled; decode, pages of a pow
 torch_varlen       peer: torch's varlen_attn with a block table, from 2.12 on; pages of 256 tokens, or of any size with
                    FlashAttention-3 activated
 
-No kernel here was timed on a GPU. Predicted times: docs/notes/paged_attention.md.
+No kernel here was measured on a GPU.  The predicted times are in docs/notes/paged_attention.md.
 """

@@ -1,4 +1,4 @@
-"""Helpers of paged_attention's launchers: the bytes that they move, and checks of some of them."""
+"""Helpers of paged_attention's launchers: the bytes that kernels move, and checks that some kernels need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the keys and values that a sequence's queries see once, as L2, or a CPU's cache, keeps them for its tiles;
-    a page that sequences share counts for each; q, the output, and the table entries once."""
+    """Counts q, the output and the table entries once.  Keys and values that a sequence sees count once, because L2 or
+    a CPU's cache keeps them for all tiles of the sequence.  A shared page counts for each of its sequences."""
     q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
     lengths, bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window
@@ -30,7 +30,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def pages_from(least: int) -> dict[str, str]:
-    """Returns the `holds` of a kernel whose pages are a power of two of `least` tokens or more."""
+    """Returns the `holds` of a kernel that needs pages of a power of two, of at least `least` tokens."""
     words = f"pages of a power of two of at least {least} tokens"
     return {f"block_size >= {least} and block_size & (block_size - 1) == 0": words}
 
@@ -38,6 +38,6 @@ def pages_from(least: int) -> dict[str, str]:
 def check_all_pages(
     q: Tensor, k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
 ) -> None:
-    """Checks pages for a kernel that also reads pages before a window, as the op checks the pages that a query sees."""
+    """Checks all pages, for kernels that also read pages before a window; the op checks only visible pages."""
     if checks_bounds(block_table):
         pages.check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q)

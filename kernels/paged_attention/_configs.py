@@ -1,4 +1,4 @@
-"""The configs of paged_attention: a CTA's needs, and at the end a table of defaults for each rung."""
+"""The configs of paged_attention, a CTA's needs, and at the end a table of defaults for each rung."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FMA_TILES = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8), 
 
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
-    """Returns steps of keys with pipelines of several depths, because a decode step needs bytes in flight.  At most 32
-    keys per warp, and 8 in fp32, whose FMAs hold their operands in registers: more spill up to 15 KB per thread (read
-    in the compiled kernels)."""
+    """Returns configs with pipelines of several depths, because a decode step needs bytes in flight.  A warp has at
+    most 32 keys per step, or 8 in fp32, where FMAs hold operands in registers: more keys spill up to 15 KB per thread
+    (read in the compiled kernels)."""
     most = 8 if scheme.activation == torch.float32 else 32
     return tuple(config for config in STEPS(case) if config.block_n <= most * config.num_warps)
 
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns registers: the group's accumulator and scores; shared memory: queries and staged keys and values, as
-    Triton allocates them (read in the compiled kernels; tests/contracts/test_configs.py compares them)."""
+    """Returns registers for the group's accumulator and scores, and shared memory for queries and staged keys and
+    values, as Triton allocates them (read in the compiled kernels; tests/contracts/test_configs.py compares)."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
@@ -51,13 +51,13 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def packed_rows(H: int, H_kv: int) -> int:
-    """Returns the rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
+    """Returns the rows of a program's product: the query heads of a group, but at least a matrix unit's 16."""
     return max(16, int(next_power_of_2(H // H_kv)))
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of up to 16 rows per warp, with pipelines of several depths, and 8 warps from 64 rows on.  In fp32, wide
-    heads with 32 keys or more have 8 warps: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
+    """Returns tiles of up to 16 rows per warp, with pipelines of several depths, and 8 warps from 64 rows on.  In fp32,
+    wide heads with 32 keys or more have 8 warps: 4 warps spill 0.5 to 1.2 KB per thread (in the compiled kernels)."""
     if scheme.activation == torch.float32:
         narrow = int(case["D"]) <= 64
         return tuple(c for c in FMA_TILES(case) if narrow or (c.block_n, c.num_warps) != (32, 4))
@@ -71,7 +71,7 @@ def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the rows of a sequence and head of keys, if all sequences have the same number of queries."""
+    """Returns the number of rows per sequence and KV head, if all sequences have the same number of queries."""
     return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 

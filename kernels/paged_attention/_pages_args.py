@@ -1,4 +1,4 @@
-"""The inputs of `tma_pages`: its configs, the caches that it refuses, and the tensor maps of the loaded caches."""
+"""The inputs of `tma_pages`: the configs, the caches that the kernel refuses, and the tensor maps of caches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_PAGE = 8
-"""The rows after which the swizzle repeats; a box begins at a multiple of this number."""
+"""The number of rows after which the swizzle repeats; a box begins at a multiple of this number."""
 MOST_UNITS = 2**31
-"""The limit of coordinates of a tensor map: they have 32 bits with a sign."""
+"""The limit of a tensor map's coordinates, which are signed 32-bit integers."""
 
 
 @dataclass(frozen=True)
 class PagesConfig(LaunchConfig):
-    """A config: keys per block, and slots of each ring."""
+    """A config: the keys per block, and the slots of each ring."""
 
     block_n: int
     stages: int
 
 
 def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of the queries and of both rings; two consumers."""
+    """Returns the needs of a CTA with two consumers: queries and both rings."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
     return attention.footprint(
@@ -58,8 +58,8 @@ def why_too_far(inputs: Arguments) -> str | None:
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Describes pages and heads as one dimension of the tensor map: its stride, its size, and the distance in it
-    between two pages and between two heads."""
+    """Describes pages and heads as one dimension of the tensor map: the stride and the size of the dimension, and the
+    distance in it between two pages and between two heads."""
     num_blocks, _, H_kv, _ = cache.shape
     page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
     unit = math.gcd(page, head) or 8
@@ -68,11 +68,11 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns the maker of a cache's tensor map, and the distance in its first dimension of two pages and of two heads.
+    """Returns the maker of a cache's tensor map, and the distances of pages and of heads in the first dimension.
 
     A box has `box` keys of a page and a head in wgmma's order: 8 rows of 64 columns, the same rows' next columns (if
-    `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads that is one dimension
-    more than the five of a tensor map, so pages and heads share a dimension.
+    `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads these are six
+    dimensions; a tensor map has five, so pages and heads share one.
     """
     block_size, D = cache.shape[1], cache.shape[3]
     unit, units, page, head = _units(cache)

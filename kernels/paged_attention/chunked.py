@@ -1,10 +1,10 @@
-"""`chunked`, over gqa_packed: query chunks, bounded by `cu_seqlens_q`, and sequences with one query, in one launch.
+"""`chunked`, the rung after `gqa_packed`: one launch for query chunks (bounded by `cu_seqlens_q`) and single queries.
 
-A tile is BLOCK_M rows of one sequence and KV head; a row is a query with one of the group's heads.  So a loaded key
+A tile is BLOCK_M rows of one sequence and KV head.  A row is one query of one head of the group.  So a loaded key
 serves all heads, and even a chunk of few queries fills a tensor core's rows (gqa_packed packs only heads; prefill in
-chunks: Agrawal et al., "SARATHI", 2023).  The grid is an upper bound from T, B and the tile; a program finds its
-sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see the most
-keys, come first.
+chunks: Agrawal et al., "SARATHI", 2023).  The size of the grid is an upper bound from T, B and the tile.  A program
+finds its sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see
+the most keys, come first.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -28,13 +28,13 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _first_query(cu_ptr, b):
-    """Returns the first query of sequence b; without bounds each sequence has one query."""
+    """Returns the first query of sequence b.  Without `cu_ptr` each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The last sequence whose first tile is at or before `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
+    """Returns the last sequence whose first tile is at most `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
     low = 0
     high = B
     while high - low > 1:
@@ -110,7 +110,7 @@ def chunked_kernel(
 
 
 def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
-    """Returns a CTA for each possible tile of each head of keys; sizes and strides; constants."""
+    """Returns the number of CTAs (one per possible tile and KV head), the sizes and strides, and the constants."""
     (T, H, _), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
     numbers, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
@@ -144,7 +144,7 @@ def chunked(
     sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
     bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention with any block_size; each cache may be e4m3.  Does not wait for the device."""
+    """Computes attention with any block_size.  Each cache may be e4m3.  The host does not wait for the device."""
     ctas, numbers, constants = bound
     chunked_kernel[(ctas,)](
         q,

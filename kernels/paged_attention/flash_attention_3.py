@@ -1,7 +1,7 @@
 """Peer: FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608): `flash_attn_with_kvcache`, if installed.
 
 The peer is for decode only: chunks of prompts need the longest length on the host.  `fa3-fwd` does not support pages;
-the authors' package and `tokenspeed-fa3` do.
+the authors' package and `tokenspeed-fa3` support pages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def flash_attention_3(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `flash_attn_with_kvcache`, which allocates the result, with the package's own number of splits."""
+    """Calls `flash_attn_with_kvcache`, which allocates the result and chooses the number of splits."""
     check_all_pages(q, k_cache, block_table, seq_lens)
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)

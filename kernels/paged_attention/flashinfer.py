@@ -1,8 +1,8 @@
 """Peer: FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if it is installed.
 
 Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`,
-both with the backend that FlashInfer chooses.  `plan` reads the lengths and the table once per step for all layers, and
-the bench does not time it: see `_flashinfer`.  A log-sum-exp takes one more launch.
+both with the backend that FlashInfer chooses.  `plan` reads the lengths and the table once per step for all layers.
+The bench does not time `plan`: see `_flashinfer`.  A log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 TENSOR_CORE_GROUP = 4
-"""The query heads per KV head from which decoding uses tensor cores, as in SGLang; CUDA cores take only groups of 1, 2,
-3, 4, 6 and 8."""
+"""The number of query heads per KV head from which decoding uses tensor cores, as in SGLang.  The kernels for CUDA
+cores take only groups of 1, 2, 3, 4, 6 and 8."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
@@ -78,8 +78,8 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> Returned:
-    """Calls batch decode or batch prefill, which write rows without gaps.  A call without a plan makes a plan, and
-    waits for the device to read the lengths and the table."""
+    """Calls batch decode or batch prefill, which write contiguous rows.  A call without a plan makes a plan, and waits
+    for the device to read the lengths and the table."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         arguments = Arguments(

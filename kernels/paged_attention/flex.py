@@ -1,14 +1,14 @@
 """Peer: torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
 
 The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages, and `mask_mod`
-turns a place in the cache into a place in the sequence, as in the paper's section on paged attention.  A masked value
-is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result: the list has only pages
-whose tokens the query sees all.  torch steps gather, clean and attend a last page that is not full, and a page in which
-a window begins, and merge them by their log-sum-exps.  Mask, list and merge are made in the call, in one compiled
-graph, and are timed with it; an engine would make mask and list once per step for all layers.
+turns a position in the cache into a position in the sequence, as in the paper's section on paged attention.  A masked
+value is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the list has
+only pages of which the query sees all tokens.  torch steps gather, clean and attend a last page that is not full, and a
+page in which a window begins; the results are merged by their log-sum-exps.  The call makes mask, list and merge in one
+timed graph; an engine would make mask and list once per step for all layers.
 
 The first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process
-decides whether its products are TF32.
+decides whether fp32 products are TF32.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
-"""The least page: the smallest matrix product has this many keys; a page is a step of the loop, so a power of two."""
+"""The least page size: the smallest matrix product has so many keys.  A page is a loop step, so a power of two."""
 QUERY_BLOCK = 128
-"""The queries that share a row of the block mask; here only one of them exists."""
+"""The number of queries that share a row of the block mask; here a row has only one query."""
 
 
 def attend(
@@ -45,8 +45,8 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Run without compilation, torch
-    multiplies every slot of the cache by a weight, and the result is right only if no slot holds NaN or inf."""
+    """Returns (B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Without compilation, torch multiplies
+    every slot of the cache by a weight, so the result is right only if no slot holds NaN or inf."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     group = q.shape[1] // k_cache.shape[2]
@@ -83,7 +83,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
-    """Makes the mask for the pages of which each sequence's query sees all tokens."""
+    """Makes the mask of the pages of which the query of a sequence sees all tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
@@ -121,8 +121,8 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over the keys from `first` to `end` in the page of `column`, (B,) each: (B, H, D) fp32, and
-    the log-sum-exp (B, H)."""
+    """Computes attention over the keys from `first` to `end` in the page at `column` of the table, (B,) each.  Returns
+    (B, H, D) fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
@@ -143,7 +143,7 @@ def _page(
 
 
 def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges two parts of a row's keys; a part that saw no key is 0 and -inf."""
+    """Merges the results of two parts of a row's keys.  A part that saw no key has the result 0 and -inf."""
     lse = torch.logaddexp(first_lse, second_lse)
     reached = lse.masked_fill(lse == -math.inf, 0.0)
     shares = [torch.exp(part - reached)[..., None] for part in (first_lse, second_lse)]
@@ -154,8 +154,8 @@ COMPILED = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the visible keys and values once, and each sequence's table of places (4 bytes per page), written and
-    read. torch decides how to split keys, so partial results are not counted."""
+    """Counts the visible keys and values once, and the write and read of each sequence's table of positions (4 bytes
+    per page). torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)

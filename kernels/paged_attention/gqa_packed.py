@@ -1,7 +1,7 @@
-"""`gqa_packed`, over naive: decode attention over a block table (Kwon et al., "PagedAttention", SOSP 2023).
+"""`gqa_packed`, the rung after `naive`: decode attention with a block table (Kwon et al., "PagedAttention", SOSP 2023).
 
-A program takes a sequence and a KV head.  Its group's query heads are the rows of one matrix product, because a decode
-query alone would use one of a tensor core's 16 rows.
+A program takes a sequence and a KV head.  The query heads of the group are the rows of one matrix product, because a
+decode query alone would use one of a tensor core's 16 rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def gqa_packed_kernel(
 
 
 def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """Returns a program for each sequence and head of keys; sizes and strides; constants."""
+    """Returns the grid (a program for each sequence and KV head), the sizes and strides, and the constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
     numbers = (
         H // H_kv,
@@ -107,6 +107,6 @@ def gqa_packed(
     config: StepConfig,
     bound: Any,
 ) -> None:
-    """Computes decode attention; a group of query heads reads its keys once."""
+    """Computes decode attention.  The query heads of a group share one read of the keys."""
     grid, numbers, constants = bound
     gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *numbers, **constants)

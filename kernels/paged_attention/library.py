@@ -1,13 +1,13 @@
-"""The kernel `library`: gathers the pages, then calls torch's scaled_dot_product_attention, which has no block table.
+"""The kernel `library` gathers the pages, then calls torch's scaled_dot_product_attention, which has no block table.
 
-torch's functions that take one have their own kernels: `torch_varlen` (from 2.12 on, with pages of 256 tokens unless
-FlashAttention-3 is activated) and `flex`, both in 16 bits and on CUDA only.
+torch's functions with a block table are the peers `torch_varlen` (from 2.12 on, with pages of 256 tokens unless
+FlashAttention-3 is activated) and `flex`.  Both are for 16 bits and CUDA only.
 
-Chunks of queries go one sequence after another as dense attention.  Their bounds and lengths are read first; on a GPU
-this waits for the device, which a program of torch calls alone cannot avoid.  A window is a mask.
+Chunks of queries go one sequence after another as dense attention.  The bounds and lengths are read first.  On a GPU
+this waits for the device; torch calls alone cannot avoid the wait.  A window is a mask.
 
-A decode query is one row, so a group's query heads take the place of the query length: (B, H_kv, group, D) with
-(B, H_kv, S, D) needs no expanded heads, and on a CPU is up to 15 times faster in bf16 than `enable_gqa`.
+A decode query is one row, so the query heads of a group are passed as queries: (B, H_kv, group, D) with (B, H_kv, S,
+D).  This needs no expanded heads, and in bf16 on a CPU it is up to 15 times as fast as `enable_gqa`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
 
 Caches = tuple[Tensor, Tensor]
-"""The caches of keys and of values."""
+"""The cache of keys and the cache of values."""
 ONE_CALL = 48 * 1024
-"""The most key elements of the longest sequence for which one call for all is faster on a CPU than a call each; a call
-per sequence finds its gathered keys and values in cache."""
+"""The most key elements of the longest sequence for which, on a CPU, one call for all sequences is faster than one call
+per sequence.  A call for one sequence finds the gathered keys and values in cache."""
 
 WORKSPACE_BYTES = 2**30
 """Bytes of keys and values gathered at a time on a GPU: each row's table is as wide as the longest sequence's table."""
 
 
 def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """Attends one sequence's queries (T, H, D) to its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
+    """Attends one sequence's queries (T, H, D) to the gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or S == 0:
         return call(q[None], keys, values, True, scale)[0]
@@ -46,7 +46,7 @@ def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window:
 
 
 def _first(length: int, queries: int, window: int | None) -> int:
-    """Returns the first key that one of a sequence's last `queries` sees."""
+    """Returns the first key that any of a sequence's last `queries` queries sees."""
     return 0 if window is None else max(0, length - queries + 1 - window)
 
 
@@ -63,7 +63,7 @@ def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tens
 def _padded(
     queries: Tensor, caches: Caches, block_table: Tensor, lengths: list[int], scale: float | None, window: int | None
 ) -> Tensor:
-    """Computes all sequences in one call, with a mask for the shorter ones; returns (B, H_kv, group, D)."""
+    """Computes all sequences in one call, with a mask for shorter sequences; returns (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
         first = _first(longest, 1, window)
@@ -88,7 +88,7 @@ def _padded(
 def _whole_table(
     queries: Tensor, caches: Caches, block_table: Tensor, seq_lens: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
-    """Computes over all pages of the table; padding entries read a real page and are masked; (B, H_kv, group, D)."""
+    """Attends to all pages of the table: (B, H_kv, group, D).  Padding entries read a real page and are masked."""
     slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: flash_attention's naive kernel per sequence, whose keys and values are gathered first."""
+"""The kernel `naive` gathers the keys and values of each sequence, then runs flash_attention's naive kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """Gathers a sequence's tokens from `first` on, (1, length - first, H_kv, D)."""
+    """Gathers a sequence's tokens from the token `first` on, (1, length - first, H_kv, D)."""
     token = torch.arange(first, length, device=cache.device)
     return cache[table.long()[token // cache.shape[1]], token % cache.shape[1]][None]
 

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides, window and threads for a layout."""
+    """Returns the sizes, strides, window and number of threads of a call with this layout."""
     q, k_cache, block_table = of.q, of.k_cache, of.block_table
     k_page, k_token, k_head, _ = k_cache.stride()
     v_page, v_token, v_head, _ = of.v_cache.stride()
@@ -56,7 +56,7 @@ def native(
     window: int | None,
     bound: Any,
 ) -> None:
-    """Computes decode rows and chunks of prompts in one call, which also checks lengths, bounds and pages."""
+    """Computes decode rows and chunks of prompts in one call.  The call also checks lengths, bounds and pages."""
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
     pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
     more = seq_lens.data_ptr(), block_table.data_ptr()

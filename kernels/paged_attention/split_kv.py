@@ -1,9 +1,9 @@
-"""`split_kv`, over gqa_packed: cuts the keys of all sequences into equal shares, one for every CTA that fits.
+"""`split_kv`, the rung after `gqa_packed`: cuts the keys of all sequences into equal shares, one per CTA that fits.
 
-gqa_packed has one program per sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many steps as
-the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences stand in one line, and a CTA's
-share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
-Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
+gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs, and if
+lengths differ, the longest sequence decides the time.  Here the units of 16 keys of all sequences form one list, and a
+CTA's share begins and ends anywhere in the list (flash-decoding, Dao et al. 2023, splits each sequence; equal shares
+come from Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
 The device code is `split_kv.cu`.  Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -38,38 +38,38 @@ WIDTH = 12
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
 BLOCK = 2**18
-"""The counters in a block that launches on a GPU share, 1 MiB: with 8 warps on each of 132 SMs for 248 streams and
-addresses. Layers of a graph take turns at a few addresses, and so do graphs of one pool."""
+"""The number of counters in a block of memory (1 MiB) that the launches on a GPU share: enough for 248 streams and
+addresses with 8 warps on each of 132 SMs. Layers of a graph, and graphs of one pool, take turns at a few addresses."""
 OTHER_REGISTERS = 40
-"""The least registers of a thread for cursors, addresses, scores and weights."""
+"""The least number of registers of a thread for cursors, addresses, scores and weights."""
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """The division of the keys, and the number of keys in flight."""
+    """A config: how the keys are divided, and how many keys are in flight."""
 
     warps: int
-    """The number of warps per CTA, each with its own head; their number divides the heads."""
+    """The number of warps per CTA.  Each warp has its own head, and the number divides the heads."""
     num_stages: int
     """The number of units in a warp's ring."""
     ctas_per_sm: int
     least: int
-    """The number of units of the smallest share; large enough to hide the cost of writing and adding a part."""
+    """The number of units of the smallest share, large enough to hide the cost of writing and adding a part."""
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
-    """Returns the query heads of a KV head per warp, and the number of warps for its group."""
+    """Returns the query heads of a KV head that a warp takes, and the number of warps for a group."""
     return min(group, MOST_ROWS), -(-group // MOST_ROWS)
 
 
 def virtual_heads(H: int, H_kv: int) -> int:
-    """Returns the number of virtual heads: one per KV head and 16 query heads of its group."""
+    """Returns the number of virtual heads: each KV head has one for each 16 query heads of its group."""
     return H_kv * rows_of_tile(H // H_kv)[1]
 
 
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
-    """Returns bytes per CTA: keys and values of each warp's units, with 16 bytes between keys that avoid bank conflicts
-    of ldmatrix, and the queries if registers have no room for them."""
+    """Returns the bytes per CTA: the keys and values of each warp's units, and the queries if they do not fit in
+    registers. 16 bytes between two keys avoid bank conflicts of ldmatrix."""
     size = D * scheme.weight.itemsize
     pitch = size + (0 if size // 16 % 2 else 16)
     queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
@@ -80,7 +80,7 @@ SPACE = space(SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """Returns configs with at least four warps per SM; warps that do not divide the heads are illegal."""
+    """Returns configs with at least four warps per SM.  A number of warps that does not divide the heads is illegal."""
     return tuple(config for config in SPACE(case) if config.warps * config.ctas_per_sm >= 4)
 
 
@@ -98,8 +98,8 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether the warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it
-    multiplies another."""
+    """Returns whether the number of warps divides the heads, `ctas_per_sm` CTAs fit on an SM, and a warp can load a
+    unit while it multiplies another unit."""
     needs = footprint(config, case.but(context=0), scheme)
     held = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     whole = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
@@ -109,7 +109,7 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     """Puts neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
 
-    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
+    8 warps per SM (16 for short heads) hide one another's softmax; there are fewer if a ring would have under 3 units.
     """
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
@@ -126,8 +126,8 @@ SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the numbers of CTAs and of sets of heads: as many CTAs as fit on the GPU; fewer if shares of sequences
-    that fill the table would have less than `least` units."""
+    """Returns the number of CTAs and the number of sets of heads.  As many CTAs as fit on the GPU are taken, or fewer
+    if shares would have less than `least` units for sequences that fill the table."""
     sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     slots = block_table.shape[1] * k_cache.shape[1]
     most = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
@@ -135,7 +135,7 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Counts parts of unfinished results: the sum, over all cut segments, of the shares that cut each segment."""
+    """Counts the parts of unfinished results: the number of shares in each cut segment, summed over segments."""
     units = [-(-length // UNIT) for length in lengths]
     total = sum(units) * sets
     shares = max(min(ctas, total // least), 1)
@@ -149,8 +149,8 @@ def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the visible keys and values once for each 16 query heads of a KV head; each part is written and read once.
-    The sums of groups do not count, because L2 holds them."""
+    """Counts the visible keys and values once for each 16 query heads of a KV head, and a write and a read of each
+    part. The sums of groups do not count, because L2 holds these sums."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
@@ -163,18 +163,18 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 _counters: dict[tuple[int, bool, int], Tensor] = {}
-"""The counters of launches, by GPU and stream; of captured launches, by GPU and the address of their parts."""
+"""The counters of launches, by GPU and stream, or for captured launches by GPU and the address of their parts."""
 _unused: dict[int, Tensor] = {}
-"""The rest of each GPU's last `BLOCK`."""
+"""The unused rest of the last block of `BLOCK` counters, by GPU."""
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` zeros for the next launch on the current stream, which leaves zeros there.
+    """Returns at least `count` zeros for the next launch on the current stream.  The launch leaves zeros there.
 
-    Launches that may run at once must not share them.  A stream's launches run one after another.  A graph may be
-    replayed on any stream, so a captured launch has the counters of its parts' address: torch's memory pools never give
-    one address to two launches that run at once.  Zeros set in a capture are set again at each replay, for the price of
-    a launch, so a captured launch takes zeros from a block that a launch outside a capture has made, until the block is
+    Launches that may run at once must not share counters.  A stream's launches run one after another.  A graph may be
+    replayed on any stream, so a captured launch gets its counters by the address of its parts: torch's memory pools
+    never give one address to two launches that run at once.  Setting zeros in a capture would cost a launch at each
+    replay. So a captured launch takes zeros from a block that a launch outside a capture has made, until the block is
     used up.  On a CPU each launch has new counters, because an emulated launch may be aborted.
     """
     device = parts.device
@@ -228,7 +228,7 @@ def split_kv(
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
-    """Computes equal shares of all keys, in one launch.  After the first launch it does not wait for the device."""
+    """Computes equal shares of all keys in one launch.  After the first launch the host does not wait."""
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.

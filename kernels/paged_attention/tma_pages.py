@@ -1,9 +1,9 @@
-"""The kernel `tma_pages`, over chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
+"""The kernel `tma_pages`, the rung after `chunked`, in Gluon: TMA copies pages, and a separate warp issues the copies.
 
-In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy of a page's
-keys of a head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the next
-block's exponentials, as in flash_attention's ping_pong but without turns (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  Rows are queries with their group's heads, as in chunked; CTAs are persistent.  A page may hold NaN past
+In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the keys
+of one page and head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the
+next block's exponentials, as in flash_attention's ping_pong but without turns (Shah et al., "FlashAttention-3", arXiv
+2407.08608).  A row is one query of one head of the group, as in chunked; CTAs are persistent.  A page may hold NaN past
 the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
@@ -48,7 +48,7 @@ def _bound(cu, b):
 
 @gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Finds the tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length,
+    """Finds the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row, length,
     the blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that
     see the most keys come first."""
     cu, lens, B, H_kv, tiles, window = work
@@ -94,8 +94,8 @@ def _tile(ring, slot, COPIES: gl.constexpr):
 
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Returns the page numbers of the boxes of a block, one in each lane.  -1 past the end of the sequence and before
-    all windows, where pages may have been freed."""
+    """Returns the page numbers of the boxes of a block of keys, one in each lane.  The number is -1 past the end of the
+    sequence, and before all windows, where pages may have been freed."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     key = start + lane * BOX
     there = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
@@ -104,10 +104,10 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of pages from their row `row` on; zeros for page -1, because TMA gives zeros outside the map.
+    """Loads a block of keys or values from the pages' row `row` on.  Page -1 gives zeros, as TMA does outside the map.
 
     A page number passes from its lane to the copy as a sum over the warp: one instruction, which writes a uniform
-    register.  `boxes` is BLOCK_N // BOX, an argument so that the compiler keeps the loop: unrolled, 16 boxes spill.
+    register. `boxes` is BLOCK_N // BOX, an argument so that the compiler keeps the loop: 16 unrolled boxes spill.
     """
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
@@ -149,8 +149,8 @@ def _clear(slot, left, COPIES: gl.constexpr):
 def _produce(
     loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
 ):
-    """Does one warp's work: loads a block's keys before the values of the block before it, in the order in which the
-    products need them."""
+    """Does the work of the producer warp: loads a block's keys, then the values of the block before it, in the order in
+    which the products need them."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
     cu, lens, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
@@ -195,8 +195,8 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes blocks `from_block` down to `to_block`: a block's exponentials overlap the value product of the block
-    before. The block's keys have arrived; each step but that of block `low` waits for the next block's."""
+    """Computes blocks `from_block` down to `to_block`.  A block's exponentials overlap the value product of the block
+    before.  A block's keys have arrived; each step except that of block `low` waits for the next keys."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -228,7 +228,7 @@ def _steps(
 def _consume(
     args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
-    """Does a warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    """Does the work of a consumer warpgroup: 64 rows of each tile, from the last block of keys to the first."""
     tensors, strides, scales, work, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
@@ -340,8 +340,8 @@ def pages_kernel(
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  As many CTAs as SMs,
-    or as there may be tiles."""
+    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  There are as many CTAs
+    as SMs, or as possible tiles if tiles are fewer."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
@@ -388,7 +388,7 @@ def tma_pages(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Runs a producer warp that copies pages and two warpgroups that multiply 64 rows.  Never waits for the device."""
+    """Runs a producer warp that copies pages and two warpgroups that multiply 64 rows.  The host never waits."""
     ctas, k_map, v_map, numbers, flags = bound
     pages_kernel[(ctas,)](
         q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *numbers, **flags

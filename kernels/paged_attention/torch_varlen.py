@@ -1,14 +1,14 @@
-"""Peer: `torch.nn.attention.varlen.varlen_attn` with a block table, which it takes from torch 2.12 on.
+"""Peer: `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
-With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step needs no mask (its one
-query sees all its keys), so it passes no window; then FlashAttention-2 packs a group's query heads into the rows of a
-tile, and splits keys as it chooses.  In other cases, also without grouped heads, split keys leave rows after the first
-sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550), so `num_splits` is 1, and with few
-sequences most SMs are idle.  With FlashAttention-3 (arXiv 2407.08608), which the caller activates by
-`torch.nn.attention.activate_flash_attention_impl("FA3")`, pages have any size and keys are always split as it chooses.
+With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step passes no window,
+because its one query sees all keys and needs no mask.  FlashAttention-2 then packs a group's query heads into the rows
+of a tile, and chooses how to split keys.  In other cases, also without grouped heads, split keys leave rows after the
+first sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550), so `num_splits` is 1, and with few
+sequences most SMs are idle.  The caller may activate FlashAttention-3 (arXiv 2407.08608) by
+`torch.nn.attention.activate_flash_attention_impl("FA3")`: it takes pages of any size, and always chooses the splits.
 
-The call makes the query offsets of a decode step and FlashAttention-2's key offsets: small launches, which its time
-includes and an engine would pay once per step for all layers.
+The call makes the query offsets of a decode step and FlashAttention-2's key offsets.  The measured time includes these
+small launches; an engine would pay them once per step for all layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
-"""The divisor of the tokens in a page of FlashAttention-2."""
+"""A page of FlashAttention-2 has a multiple of this number of tokens."""
 ANY_PAGE = "FA3"
 """torch's name for FlashAttention-3, which takes pages of any size."""
 NEEDED = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
@@ -82,8 +82,8 @@ def torch_varlen(
     window: int | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest
-    lengths that it passes are the most that q and the table can hold."""
+    """Calls `varlen_attn` with a block table, which allocates the result.  It does not read the lengths: it passes the
+    largest lengths that q and the table can hold."""
     # Asked at each call, because the activated kernel may have changed.
     if reason := why_not_taken(Arguments(k_cache=k_cache)):
         raise ValueError(reason)

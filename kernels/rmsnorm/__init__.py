@@ -8,5 +8,5 @@ cluster  over fused: several 16-byte vectors a thread, a long row over a cluster
          and outputs quantised to int8 or e4m3 in the same pass
 native   over library, on a CPU: one call of C++, where the calls of torch take longer than the work of a few rows
 
-cluster is one source for six ops: kernels/lib/rows.cu.
+Six ops share the source of `cluster`: kernels/lib/rows.cu.
 """

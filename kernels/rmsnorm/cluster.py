@@ -1,8 +1,8 @@
-"""`cluster`, over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
+"""`cluster`, the rung after `fused`: registers of up to eight CTAs hold a row (up to 262,144 values).
 
-The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row that is
-too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch.
-Where there are many rows, the grid is persistent.  The same pass may quantise the output.
+The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  Short rows share
+a CTA.  A row that is too long for one CTA is split over a cluster, which adds its sums in distributed shared memory,
+without a second launch.  For many rows the grid is persistent.  The same pass may quantise the output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: a program reads its rows once, and keeps them in registers to sum and scale them."""
+"""The kernel `fused`, the rung after `naive`: a program reads its rows once, and keeps them in registers."""
 
 from __future__ import annotations
 

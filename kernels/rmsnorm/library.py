@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's rms_norm; with `round_first` or an offset a few more calls, as users write them."""
+"""The kernel `library`: torch's rms_norm, and with `round_first` or an offset a few more calls, as users write."""
 
 from __future__ import annotations
 

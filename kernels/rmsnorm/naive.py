@@ -1,4 +1,4 @@
-"""The kernel `naive`: the norm as in a model's source code: one torch call per step, in fp32."""
+"""The kernel `naive` computes the norm as a model's source code does, with one torch call per step, in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: one call; torch's several calls cost more than a decode step's work."""
+"""The kernel `native`, in C++ for the CPU: one call; torch's several calls cost more than a decode step's work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.reference.spec import Arguments
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads for a layout."""
+    """Returns the sizes, strides and number of threads for a layout."""
     return sizes(*of.x.shape, of.x.stride(0), 0, of.out.stride(0), 0, torch.get_num_threads())
 
 

@@ -15,13 +15,13 @@ _quack = theirs("quack.rmsnorm", "rmsnorm_fwd")
 
 @peer()
 def compiled(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
-    """The op's formula, which torch.compile compiles."""
+    """Computes the op's formula, compiled by torch.compile."""
     return norm(x, weight, eps, weight_offset, round_first).to(x.dtype)
 
 
 @peer(limits=LIGER, contiguous=("x",))
 def liger(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
-    """Calls Liger: its casting mode `llama` rounds before the product with the weight, `gemma` does not."""
+    """Calls Liger, whose casting mode `llama` rounds before the product with the weight; `gemma` does not."""
     return _liger(x, weight, eps, weight_offset, "llama" if round_first else "gemma", None)[0]
 
 

@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: one launch rotates q and k; each value is read once and written once."""
+"""The kernel `fused`, the rung after `naive`: one launch rotates q and k; each value is read and written once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.reference.spec import Arguments
 
 NUM_WARPS = 4
 TILE = 1024
-"""The number of values of each half of a program's heads: eight for each of 128 threads."""
+"""The number of values of a program in each half of the heads: eight for each of 128 threads."""
 
 
 @triton.jit
@@ -124,6 +124,6 @@ def fused(
     interleaved: bool,
     bound: Any,
 ) -> None:
-    """Rotates q and k in fp32, rounded once; a position outside the tables gives zeros, as a kernel cannot raise."""
+    """Rotates q and k in fp32, rounded once.  A position outside the tables gives zeros: a kernel cannot raise."""
     grid, numbers, constants = bound
     _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)

@@ -1,6 +1,6 @@
-"""The kernel `joined`, over naive: joins q and k along the heads, so each step is one torch call for both.
+"""The kernel `joined`, the rung after `naive`: joins q and k along the heads, so each step is one torch call for both.
 
-It is for the CPU, where calls and not arithmetic take the time of a decode step.
+The kernel is for the CPU, where calls take more time of a decode step than arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rooflab.kernels.launcher import kernel
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rotates in fp32 to two views of one tensor; a position outside the tables raises torch's error."""
+    """Rotates in fp32, and returns two views of one tensor.  A position outside the tables raises torch's error."""
     return turned(q, k, cos, sin, positions, interleaved)
 
 

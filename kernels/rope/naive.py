@@ -1,4 +1,4 @@
-"""The kernel `naive`, as in a model's source code: gathers the angles, then rotates q and k, one call per step."""
+"""The kernel `naive` gathers the angles, then rotates q and k as a model's source code does, with one call per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def naive(
     *,
     interleaved: bool,
 ) -> None:
-    """Rotates q and k in fp32, step by step; a position outside the tables raises torch's error."""
+    """Rotates q and k in fp32, step by step.  A position outside the tables raises torch's error."""
     D = q.shape[2]
     firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)
     seconds = slice(1, D, 2) if interleaved else slice(D // 2, D)

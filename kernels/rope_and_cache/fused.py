@@ -1,5 +1,5 @@
-"""The kernel `fused`, over naive: one launch; a program norms and rotates some heads of some tokens' q, or of their k,
-which it writes with v to the tokens' slots."""
+"""`fused`, the rung after `naive`, makes one launch.  A program norms and rotates some heads of q or of k for some
+tokens, and writes k and v to the tokens' slots."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl
 
 @triton.jit
 def _scaled(x, scale, FP8: tl.constexpr):
-    """Returns x in fp32 before the rounding to e4m3: scaled and clamped; unchanged for a cache of another dtype."""
+    """Returns x in fp32: with FP8, scaled and clamped for the rounding to e4m3, else unchanged."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
         quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
@@ -85,7 +85,7 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates some heads, and stores those that are `stored`; returns the rows of v, if v is given."""
+    """Norms and rotates some heads; stores the heads of the mask `stored`.  Returns the rows of v, if given."""
     if norm_ptr is not None:
         first = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -172,7 +172,7 @@ def _rope_and_cache(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts q, k and v, which are read even where a token has no slot; the angles once per distinct position."""
+    """Counts q, k and v, even of tokens without a slot (all are read), and angles once per distinct position."""
     q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
@@ -224,8 +224,8 @@ def fused(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes in fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to
-    zeros: a kernel cannot raise."""
+    """Computes in fp32, rounded once.  A kernel cannot raise: it skips a slot outside the cache, and a position outside
+    the tables gives zeros."""
     grid, numbers, constants = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

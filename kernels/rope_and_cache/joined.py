@@ -1,4 +1,4 @@
-"""The kernel `joined`, over naive, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
+"""`joined`, the rung after `naive`, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def joined(
     *,
     interleaved: bool,
 ) -> None:
-    """Rotates and writes; skips a negative slot; a wrong position, or a slot past the caches, raises torch's error."""
+    """Rotates and writes; skips a negative slot.  A wrong position or a slot past the caches raises torch's error."""
     turned_q, turned_k = rope.turned(q, k, cos, sin, positions, interleaved)
     q_out.copy_(turned_q)
     index_copy.write(turned_k, v, k_cache, v_cache, slot_mapping)

@@ -15,7 +15,7 @@ def naive(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float,
 ) -> None:  # fmt: skip
-    """Norms, rotates and writes; skips a negative slot; a position outside the tables raises torch's error."""
+    """Norms, rotates and writes, but skips a negative slot.  A position outside the tables raises torch's error."""
     R = 2 * cos.shape[1]
     firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
     seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)

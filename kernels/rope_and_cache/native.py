@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads for a layout."""
+    """Returns the sizes, strides and number of threads for a layout."""
     (T, H, D), H_kv, (max_position, half) = of.q.shape, of.k.shape[1], of.cos.shape
     strides = (stride for x in (of.q, of.k, of.v, of.q_out) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
@@ -38,7 +38,7 @@ def native(
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, q_norm: Tensor | None, k_norm: Tensor | None, norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Skips a negative slot.  Raises `ValueError` on a position outside the tables or a slot past the caches."""
+    """Skips negative slots.  Raises `ValueError` on a position outside the tables or a slot past the caches."""
     tensors = (q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, q_norm, k_norm)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     bad = built(SOURCE, "ipppppppppppppf")(DTYPES[q.dtype], *pointers, bound, norm_eps)

@@ -1,4 +1,4 @@
-"""Edits of logits and log-probabilities, by torch's calls."""
+"""Edits of logits, and log-probabilities, computed by calls of torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Edit = torch.Tensor | None
 
 
 def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-    """Raises `ValueError`, on the CPU, if the largest value (n,) of a row is not finite: it is NaN if the row has a
-    NaN. `rows` are the rows' numbers, by default 0 to n - 1."""
+    """Raises `ValueError`, on the CPU, if a row's largest value in `best` (n,) is not finite; a row with a NaN has the
+    largest value NaN.  `rows` are the row numbers, by default 0 to n - 1."""
     if best.device.type == "cpu" and not bool(best.isfinite().all()):
         at = int((~best.isfinite()).int().argmax())
         row = at if rows is None else rows[at]
@@ -22,7 +22,7 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """Returns logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself without a change."""
+    """Returns logits (B, V) in fp32 after edits and mask, each operation rounded; without edits, returns `logits`."""
     x = logits.float()
     if not edits.tensors:
         return x
@@ -33,8 +33,8 @@ def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
 
 
 def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
-    """Yields the rows (V,) of `edited`, one by one: a row stays in a CPU's cache, a copy of all rows would not.  A row
-    without changes is not copied."""
+    """Yields the rows (V,) of `edited`, one by one, because a row stays in a CPU's cache and a copy of all rows does
+    not.  A row without changes is not copied."""
     rows, ids, values = _changes(logits, edits)
     counts = torch.bincount(rows, minlength=len(logits)).tolist()
     parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
@@ -44,7 +44,7 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
 
 
 def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns rows, ids and new values (N,) of the tokens that are edited, in fp32."""
+    """Returns the rows, ids and new fp32 values (N,) of the edited tokens."""
     offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
     if offsets is None or ids is None or counts is None or bias is None:
         none = torch.empty(0, dtype=torch.int64, device=logits.device)
@@ -65,7 +65,7 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
-    """Returns which tokens (..., V) the words of a mask do not allow."""
+    """Returns a mask (..., V) of the tokens that the words of `allowed` forbid."""
     bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
     return (bits & 1 == 0).flatten(-2)[..., :V]
 
@@ -73,7 +73,7 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills ids and log-probabilities (B, 1 + n), if these tensors are given, for drawn tokens; by a stable sort."""
+    """Fills `ids` and the log-probabilities `values`, (B, 1 + n), if given, for the drawn tokens, by a stable sort."""
     if ids is not None:
         likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]

@@ -1,8 +1,8 @@
-"""`bisect`, one program per row, no sort: bisection over the row's values finds the cut of top-k and top-p.
+"""`bisect` has one program per row and no sort: bisection over a row's values finds the cut of top-k and top-p.
 
 A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
-compares with 16 thresholds, which is four halvings, so eight passes find the exact value where a count or a mass
-crosses its limit.  Ties at that value are taken in index order by a last pass, which also runs the race.
+compares with 16 thresholds, which is four halvings.  So eight passes find the exact value at which a count or a mass
+crosses its limit.  A last pass takes ties at this value in index order, and runs the race.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MAX_VOCABULARY = 2**24
 NUM_WARPS = 8
 BLOCK = 1024
 SEARCH_BLOCK = 512
-"""Tokens of a step of the search: 32 registers of a thread hold them and 16 thresholds.  BLOCK: in other passes."""
+"""Tokens of a step of the search: 32 registers of a thread hold tokens and 16 thresholds.  BLOCK: in other passes."""
 
 
 @triton.jit
 def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
-    """Loads a block of fp32 logits, -inf past the end; NaN becomes -inf and +inf the largest float, so the drawn token
-    is in the vocabulary."""
+    """Loads BLOCK fp32 logits, -inf past the end.  NaN becomes -inf, and +inf the largest float, so that the drawn
+    token is in the vocabulary."""
     tokens = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
@@ -37,7 +37,7 @@ def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def to_key(x):
-    """Returns a uint32 with the order of x; -0.0 and 0.0 have the same key."""
+    """Returns a uint32 key with the same order as x; -0.0 and 0.0 have the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -50,13 +50,13 @@ def from_key(key):
 
 @triton.jit
 def weigh(x, best, temperature):
-    """Returns exp((x - best) / temperature); the subtraction comes first, so the error is relative to the gap."""
+    """Returns exp((x - best) / temperature); it subtracts first, so the error is relative to the difference."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key with less than `limit` (> 0) above it, in tokens or in mass."""
+    """Returns the smallest key such that the tokens above it have less than `limit` (> 0), in number or in mass."""
     digits = tl.arange(0, 16)
     prefix = tl.full((), 0, tl.uint32)
     for step in range(8):

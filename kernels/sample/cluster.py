@@ -1,9 +1,9 @@
-"""`cluster`, over bisect: a row lies in a cluster's shared memory, so it is read from memory once, at any batch.
+"""`cluster`, the rung after `bisect`: a row lies in a cluster's shared memory, so HBM is read once, at any batch size.
 
-A search narrows the bracket of a cut with seven thresholds per pass: by interpolation, and after four passes by halving
-keys, which always ends.  After two passes over the row each warp holds its tokens of the bracket, and the next passes
-read these alone; when few tokens are left, every CTA gets them all and finds the cut exactly.  Sums meet in a warp, a
-CTA and a cluster in a fixed order, so two runs agree bit for bit.
+A search narrows the interval of a cut with seven thresholds per pass: by interpolation, and after four passes by
+halving keys, which always ends.  After two passes over the row each warp holds its tokens in the interval, and the next
+passes read only these tokens.  When few tokens are left, every CTA gets all of them and finds the exact cut.  A warp, a
+CTA and a cluster add sums in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rooflab.roofline.occupancy import HOPPER
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 THREADS = 512
 FEW_THREADS = 128
-"""The number of threads for a part of at most `FEW_TOKENS`: fewer sums to add up."""
+"""The number of threads for a part of at most `FEW_TOKENS` tokens, so that fewer sums are added."""
 FEW_TOKENS = 2048
 OWN_BYTES = 12 * 1024
-"""Bytes of static shared memory: sums, and the tokens at the end of a search."""
+"""The bytes of static shared memory, for sums and for the tokens at the end of a search."""
 MAX_CLUSTER = 8
 AIMED_SHARE = 16 * 1024
-"""The tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: the SM loads one row while it
-searches another."""
+"""The number of tokens of a CTA at which two CTAs share an SM; 64 registers per thread allow this.  The SM then loads
+one row while it searches another."""
 MAX_TOP_N = 32
 EDITS = tuple(each.name for each in fields(Edits))
 """The names of the edits, in the order of the kernel's arguments."""
@@ -55,18 +55,18 @@ class ClusterConfig:
 
 
 def share_of(V: int, cluster: int) -> int:
-    """Returns the tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
+    """Returns the tokens of a CTA, rounded to whole vectors, calls of Philox and words of the mask."""
     return int(cdiv(V, 32 * cluster)) * 32
 
 
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
+    """Returns shared memory for a row's part, and registers for seven thresholds, their sums and four vectors."""
     shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
     return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Chooses as few CTAs as hold the row and leave room for other rows; more, while SMs are idle and work is large."""
+    """Chooses the fewest CTAs that hold a row beside other rows, or more while SMs are idle and work is large."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (

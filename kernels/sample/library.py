@@ -1,4 +1,4 @@
-"""The kernel `library`, as users of torch write it: sort, cumulative sums, and torch.multinomial."""
+"""The kernel `library`, as users of torch write sampling: sort, cumulative sums, and torch.multinomial."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def library(
     **edits: Edit,
 ) -> None:
     """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU raises `ValueError` on
-    rows without a law."""
+    rows without a probability law."""
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
     in_support, scores = support_of(ordered, temperature, top_k, top_p, min_p)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: sorts each row, cuts by rank, cumulative mass and ratio, then runs the race, by torch's calls."""
+"""The kernel `naive`, by torch's calls: sorts each row, cuts by rank, cumulative mass and ratio, then runs the race."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def naive(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws after a sort of every row; on the CPU raises `ValueError` on rows without a law."""
+    """Draws after a sort of every row.  On the CPU, raises `ValueError` on rows without a probability law."""
     V = logits.shape[1]
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
@@ -44,7 +44,7 @@ def naive(
 def support_of(
     ordered: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns, for rows (B, V) in descending order, which tokens may be drawn, and (x - largest x) / temperature."""
+    """Takes rows (B, V) in descending order.  Returns the mask of the support, and (x - largest x) / temperature."""
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.

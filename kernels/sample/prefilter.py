@@ -15,7 +15,7 @@ from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256
-"""The number of tokens that are tried for top_p before a bound that leaves more tokens."""
+"""The number of largest tokens that are tried for top_p first; else a bound is used that leaves more tokens."""
 
 
 @kernel(
@@ -44,8 +44,8 @@ def prefilter(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws on the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
-    Raises `ValueError` on rows without a law."""
+    """Draws on the CPU only: the number of remaining tokens decides the shapes, and on a GPU the host would wait for
+    it. Raises `ValueError` on rows without a probability law."""
     changed = Edits(**edits)
     if not changed.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
@@ -83,7 +83,7 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, its ties included."""
+    """Fills ids and log-probabilities (B, 1 + n).  A threshold leaves few tokens, with all ties at it, to sort."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
@@ -96,7 +96,7 @@ def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) 
 def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
+    """Returns the tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best score."""
     total = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]

@@ -7,5 +7,5 @@ cluster  over fused: several 16-byte vectors a thread, short rows side by side, 
          to int8 or e4m3 in the same pass
 native   over library, on a CPU: one pass in C++; silu(gate) stays in registers
 
-Both gated activations have one program in `silu_and_mul/fused`; six ops have one cluster, kernels/lib/rows.cu.
+Both gated activations share the program of `silu_and_mul/fused`.  Six ops share `cluster`: kernels/lib/rows.cu.
 """

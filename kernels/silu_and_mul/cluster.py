@@ -1,5 +1,5 @@
-"""The kernel `cluster`, over fused: several 16-byte vectors per thread in flight, short rows side by side, a persistent
-grid, and outputs quantised in the same pass (`lib/rows.cu`)."""
+"""The kernel `cluster`, the rung after `fused`: a thread has several 16-byte vectors in flight, short rows share a CTA,
+the grid is persistent, and the same pass quantises outputs (`lib/rows.cu`)."""
 
 from __future__ import annotations
 

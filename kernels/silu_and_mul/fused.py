@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: one pass reads gate and up and writes the result; `gelu_and_mul` uses it too."""
+"""The kernel `fused`, the rung after `naive`: one pass reads x and writes the result.  `gelu_and_mul` uses it too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.silu_and_mul import SPEC
 
 NUM_WARPS = 4
 MOST_COLUMNS = 1024
-"""The most columns of a program, eight for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
+"""The most columns of a program.  In bf16, each of 128 threads makes a 16-byte load of `gate` and one of `up`."""
 
 
 @triton.jit

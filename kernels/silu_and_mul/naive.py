@@ -1,4 +1,4 @@
-"""The kernel `naive`: the activation of SwiGLU, written as its formula: one torch call per step, in fp32."""
+"""The kernel `naive` computes the activation of SwiGLU by its formula, with one torch call per step, in fp32."""
 
 from __future__ import annotations
 

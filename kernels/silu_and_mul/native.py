@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: one pass over gate and up, which are read once."""
+"""The kernel `native`, in C++ for the CPU: one pass, which reads `gate` and `up` once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads for a layout."""
+    """Returns the sizes, strides and number of threads for a layout."""
     return sizes(*of.out.shape, of.x.stride(0), of.out.stride(0), torch.get_num_threads())
 
 
@@ -35,5 +35,5 @@ def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
 
 
 def run(x: Tensor, out: Tensor, bound: Any, gelu: bool) -> None:
-    """Computes the activation of the gate, silu or gelu, times up."""
+    """Computes `silu(gate) * up`, or `gelu(gate) * up` if `gelu`."""
     built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), bound, gelu)

@@ -1,4 +1,4 @@
-"""Peers: torch.compile (`kernels/_peers.py`).  Liger takes gate and up as two tensors with rows one after another."""
+"""Peers: torch.compile (`kernels/_peers.py`).  Liger takes `gate` and `up` as two tensors with contiguous rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(x: Tensor) -> Tensor:
-    """The op's formula, which torch.compile compiles."""
+    """Computes the op's formula, compiled by torch.compile."""
     gate, up = x.float().chunk(2, dim=-1)
     return (silu(gate) * up).to(x.dtype)

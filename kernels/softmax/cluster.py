@@ -1,4 +1,4 @@
-"""The kernel `cluster`, over fused: rows of any width in the registers of up to eight CTAs (see `rmsnorm/cluster`)."""
+"""The kernel `cluster`, the rung after `fused`: rows lie in registers of up to eight CTAs, as in `rmsnorm/cluster`."""
 
 from __future__ import annotations
 

@@ -10,5 +10,5 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def library(x: Tensor, out: Tensor) -> None:
-    """Calls `torch.softmax` along rows, which computes in fp32."""
+    """Calls `torch.softmax` along rows; torch computes in fp32."""
     torch.softmax(x, -1, out=out)

@@ -15,7 +15,7 @@ _quack = theirs("quack.softmax", "softmax_fwd")
 
 @peer()
 def compiled(x: Tensor) -> Tensor:
-    """The op's formula, which torch.compile compiles."""
+    """Computes the op's formula, compiled by torch.compile."""
     return torch.softmax(x, -1)
 
 

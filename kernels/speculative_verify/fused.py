@@ -1,5 +1,5 @@
-"""The kernel `fused`, one program per sequence: all drafts' ratios at once, then one pass over the row that decides,
-without a residual in memory.  It reads one probability of each other position's law."""
+"""The kernel `fused` has one program per sequence.  It computes the ratios of all drafts at once, then makes one pass
+over the row that decides the token, without a residual in memory.  It reads one probability of every other law."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rooflab.roofline.model import Traffic
 
 NUM_WARPS = 16
 BLOCK = 2048
-"""The tokens of a step of the pass; a program alone must keep enough loads in flight."""
+"""The number of tokens in a step of the pass: a single program must keep enough loads in flight."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts one row of each law, as after a rejection; a sector of each law for each draft."""
+    """Counts one row of each law, as after a rejection, and for each draft one memory sector of each law."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     laws = 1 if inputs.draft_probs is None else 2
@@ -120,7 +120,7 @@ def fused(
     *,
     draft_probs: Tensor | None,
 ) -> None:
-    """Verifies the drafts in one launch; tokens are padded with -1."""
+    """Verifies the drafts in one launch; the output tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
     law = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](

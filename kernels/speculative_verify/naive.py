@@ -1,4 +1,4 @@
-"""The kernel `naive`: the definition by torch's calls, over every row of both laws."""
+"""The kernel `naive` computes the definition by torch's calls, over every row of both laws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def naive(
     *,
     draft_probs: Tensor | None,
 ) -> None:
-    """Accepts drafts and draws a token by torch's calls; tokens are padded with -1."""
+    """Accepts drafts and draws a token by torch's calls; the output tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
     place = torch.arange(K, device=seed.device)
