@@ -44,7 +44,7 @@ class Launch:
     cubin: bytes
     ptx: str
     shared_bytes: int
-    """Shared memory per CTA in bytes.  For CUDA C++ only the dynamic part, because the code declares the static part."""
+    """Shared memory per CTA in bytes.  For CUDA C++ only the dynamic part: the code declares the static part."""
     threads: int | None
     """Threads per CTA; None if only the compiled code has this number."""
     ctas: int
