@@ -38,7 +38,7 @@ class AbResult:
     environments: Mapping[SideName, Mapping[str, Any]]
     """The environment of each side."""
     read: Read
-    """The checks that did not end with OK, and every reading, in time order."""
+    """First the checks that did not end with OK, then every reading, in time order."""
     stopped: str = ""
     """Why the run measured less than the caller asked for."""
     left_out: Mapping[str, str] = field(default_factory=dict)

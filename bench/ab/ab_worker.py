@@ -122,7 +122,7 @@ def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Re
 
 
 def _function(blank: Record, job: Job) -> Record:
-    """Checks or times the job's function."""
+    """Checks or times the function that `compare` has sent with the job."""
     from rooflab.bench.ab.compare import prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]

@@ -147,7 +147,7 @@ def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
 def of_self_test(
     subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
 ) -> AbReport:
-    """Tests the A/B itself with identical code and with slowed code."""
+    """Runs the self-test of the A/B: compares identical code, and then slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     if inject is not None and not 0 < inject <= 10:

@@ -21,7 +21,7 @@ COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "vis
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """One row of the table; the terminal and Markdown show it."""
+    """One row of the table of outcomes, for the terminal and for Markdown."""
     return {
         "comparison": outcome.key,
         "verdict": outcome.verdict,
@@ -38,7 +38,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_mapping(outcome: Outcome) -> dict[str, Any]:
-    """All fields of an outcome except its raw readings, which are in the records."""
+    """All fields of an outcome, except the raw readings.  The records have the raw readings."""
     return {name: value for name, value in vars(outcome).items() if name != "evidence"}
 
 

@@ -29,7 +29,7 @@ class AbSettings:
     budget_s: float | None = None
     """Seconds for the whole run.  At the limit the run ends with fewer pairs.  None sets no limit."""
     kernel_s: float = 0.3
-    """Seconds for one kernel in one process."""
+    """Seconds for the reading of one kernel in one process."""
     seed: int = 0
     device: str = "cpu"
 
@@ -54,7 +54,7 @@ class Batch:
     read: list[tuple[SideName, str, Record]] = field(default_factory=list)
     """The side, the key and the record of every reading, in time order."""
     stopped: str = ""
-    """Why the run has fewer pairs than the caller asked for."""
+    """Why the batch has fewer pairs than the caller asked for; empty if it has all."""
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:

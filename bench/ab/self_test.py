@@ -37,7 +37,7 @@ class SelfTest:
     """The result of the self-test."""
 
     repeats: tuple[AbResult, ...]
-    """The A/A runs."""
+    """The results of the A/A runs, in which each kernel is compared with itself."""
     injected: AbResult
     slow_down: float
     floors: Mapping[str, float | None]

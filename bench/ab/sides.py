@@ -74,7 +74,7 @@ class Side:
     within: Path | None = None
     """The tree of another repository that has the kernels.  With `files`, only kernels that `files` register count."""
     import_path: str = ""
-    """PYTHONPATH for the tree of another repository."""
+    """The PYTHONPATH of this side's processes, if the kernels are in another repository."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
 
 
 Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""What `JobRunner.list` returns for two trees: kernels, cases and schemes by op."""
+"""The results of `JobRunner.list` for two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
-"""Name prefixes of the cubin sections that hold instructions and constants."""
+"""The prefixes of the names of cubin sections with instructions and constants."""
 
 
 def code_hash(cubin: bytes) -> str:

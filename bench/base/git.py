@@ -1,4 +1,4 @@
-"""Runs git on a repository."""
+"""Runs git commands on a repository."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def size_of(result: CheckResult) -> int:
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
-    """Returns one row per check."""
+    """Returns one table row for each check, with its kernel, case, error and status."""
     names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
     return [
         {"op": result.op, "kernel": result.kernel, "case": result.case.id}

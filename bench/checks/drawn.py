@@ -40,7 +40,7 @@ class Most(NamedTuple):
 
     cases: int
     elements: int
-    """The number of elements of all inputs."""
+    """The largest number of elements of all inputs together."""
     flops: float
     rows: int
     """For an op without a matrix product: the rows of the first input.  Most kernels have a CTA for each row."""
@@ -49,10 +49,10 @@ class Most(NamedTuple):
 
 
 ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
-"""Limits with which a call takes tens of milliseconds on one core of a CPU, which also computes the oracle."""
+"""Limits on hardware: a call takes tens of milliseconds on one CPU core, which also computes the oracle."""
 IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
-"""Limits with which a check takes a few seconds in the emulator or in Triton's interpreter, and at most half a minute.
-A product with 4,771 rows took three."""
+"""Limits in the emulator or in Triton's interpreter: a check takes a few seconds, and at most half a minute.  A product
+with 4,771 rows took three."""
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:

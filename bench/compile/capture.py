@@ -50,9 +50,9 @@ class Launch:
     ctas: int
     """CTAs of the whole grid; each CTA of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's IR of the kernel, which still shows the requested options."""
+    """Triton's or Gluon's IR of the kernel.  The IR still shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher set."""
+    """The options that the launcher set, such as `num_warps`."""
     source_hash: str = ""
     tried: int = 0
     """The number of configs that an autotuner tries before this one."""

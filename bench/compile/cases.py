@@ -59,7 +59,7 @@ class KernelCase(NamedTuple):
         return get_kernel(self.op, self.kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for another process."""
+        """The fields as JSON values, to send them to another process."""
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
         asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
         return {**asked, "file": file, "config": config}

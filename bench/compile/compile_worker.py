@@ -55,7 +55,7 @@ class CaseRefused(ValueError):
 def launches_of(
     kernel: registry.Kernel, case: Case, scheme: Scheme, config: Mapping[str, Any] | None = None
 ) -> list[Launch]:
-    """Compiles everything that `kernel` launches for a case.  `config` has the fields of a config; None: the default.
+    """Compiles everything that `kernel` launches for a case.  `config`: fields of a config to use instead of its own.
 
     Raises `CaseRefused` if the kernel does not take the case, and every exception of the launcher or the compiler.
     """
@@ -178,7 +178,7 @@ def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of `static.py`.  A failure is `{"error": text, "where": place, "refused": by the kernel?}`."""
+    """Answers a request of `static.py`; after a failure by `{"error": text, "where": place, "refused": bool}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:

@@ -44,12 +44,12 @@ class CodeChange:
     """SAME: the same machine code on the same grids.  CHANGED: different code, without a difference that fails.  NOT
     COMPARED: a side refuses the case, for example because a package is not installed."""
     sentences: tuple[str, ...]
-    """The differences, as `before -> now`; the reason for the verdict comes first."""
+    """The differences, written as `before -> now`.  The reason for the verdict comes first."""
     before: tuple[Summary, ...] = ()
     now: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """The fields of the comparison as JSON values."""
         sides = {"before": [s.to_json() for s in self.before], "now": [s.to_json() for s in self.now]}
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 

@@ -89,7 +89,7 @@ class _Stream(_Event):
     cuda_stream, stream_id, device = 0, 0, GPU
 
     def record_event(self, event: Any = None) -> Any:
-        """Returns an event on this stream."""
+        """Returns `event`, or a new event, on this stream."""
         return event or _Event()
 
     wait_stream = wait_event = _Event.record

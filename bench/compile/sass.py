@@ -252,7 +252,7 @@ def parse_code(text: str) -> tuple[SassInstruction, ...]:
 
 
 class _Reading:
-    """The part of a function that has been read so far."""
+    """The parser's state: the part of a function that was read so far."""
 
     def __init__(self) -> None:
         self.instructions: list[SassInstruction] = []

@@ -86,7 +86,7 @@ class CompiledInfo:
     opcodes: Mapping[str, int]
     """The number of occurrences of each SASS opcode with its modifiers, such as `HGMMA.64x128x16.F32.BF16`."""
     ptx: str
-    """Triton's PTX; empty for CUDA C++, which NVRTC compiles directly to machine code."""
+    """Triton's PTX; empty for CUDA C++, because NVRTC compiles it directly to machine code."""
     sass: str
     """The machine code as `cuobjdump -sass` prints it."""
     backend: str = "triton"
@@ -94,9 +94,9 @@ class CompiledInfo:
     ctas: int = 0
     """CTAs of one launch; each CTA of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's IR of the kernel, which shows the requested options."""
+    """Triton's or Gluon's IR of the kernel.  The IR shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher set: `num_warps`, `num_stages`."""
+    """The options that the launcher set, such as `num_warps` and `num_stages`."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The possible targets of each indirect branch, by the address of the branch."""
     warnings: tuple[str, ...] = ()

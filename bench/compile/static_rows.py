@@ -52,7 +52,7 @@ class CompileResult:
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """The fields of the result as JSON values."""
         target, kernel = self.target, self.target.registered
         return {
             "op": target.op,

@@ -29,14 +29,14 @@ PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "M
 PLACES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
 """Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
 UNUSED_S = 30 * 24 * 3600.0
-"""Seconds without a read after which an entry is deleted."""
+"""An entry that was not read for this many seconds is deleted."""
 LAYERS = ("kernels", "reference", "roofline")
 """The packages of this tree that a kernel may import (the house rule of one-way imports)."""
 _READERS = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
-    """A folder with answers of the compiling processes."""
+    """A folder that stores the answers of the compiling processes."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "static"

@@ -1,4 +1,4 @@
-"""Kernels as functions of no arguments, ready to be timed."""
+"""Turns kernels into functions without arguments, which can be timed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ A value of `Otherwise`: that run and one adversarial set.  "planted alone": the 
 
 
 class CheckTask(NamedTuple):
-    """One check to make."""
+    """A check that is to be made: kernel, case, scheme, seed and additional runs."""
 
     kernel: Kernel
     case: Case
@@ -124,7 +124,7 @@ class CheckData:
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
-        """The faults of `outputs` as one text; empty if they are right."""
+        """The faults of `outputs` as one text; empty if `outputs` are right."""
         judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
         return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
@@ -160,7 +160,7 @@ class CheckData:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors that this object holds now."""
+        """The total size in bytes of the tensors that this object holds now."""
         values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
         return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
@@ -208,7 +208,7 @@ class CheckResult:
     races: tuple[str, ...] = ()
     """Races between threads; only the emulator finds races."""
     bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+    """Bytes that one call moves, by the names of `emulator.results.Bytes`; None if the emulator did not run."""
 
     @property
     def discriminating(self) -> bool:

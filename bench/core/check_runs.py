@@ -27,7 +27,7 @@ OTHER_SEED = 1000
 GPU_REPEATS = 3
 """The number of additional runs on a GPU, which must agree bit for bit, because these runs may reveal races."""
 SMALL_ELEMENTS = 2**20
-"""Inputs with fewer elements are checked with one CPU thread."""
+"""A kernel is checked with one CPU thread if its inputs have fewer elements than this."""
 FEW_SMS, ONE_SM = 2, 1
 """The number of SMs that launchers are told in runs on other data.  A check's case has fewer than 132 tiles, so with
 132 SMs the loop of a persistent CTA over its tiles would end after the first tile.  With two SMs a CTA must also leave
@@ -62,7 +62,7 @@ class Check:
     answers: list[Earlier] = field(default_factory=list)
     """The right outputs of the first calls."""
     right: CheckData | None = None
-    """The data of the first run; None until the kernel was right on it."""
+    """The data of the first run; None until the kernel was right on these data."""
     packed: set[str] = field(default_factory=set)
     """Names of the data for which the kernel packed its weight."""
     seed: int = 0

@@ -106,7 +106,7 @@ class Environment:
         return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:
-        """The snapshot as JSON values."""
+        """The environment as JSON values."""
         return asdict(self)
 
     def record_fields(self) -> dict[str, Json]:
@@ -308,7 +308,7 @@ def power_w(nvml: ModuleType, handle: object) -> float | None:
 
 
 def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:
-    """A hash of all source files.  The hash identifies the code where there is no commit, or uncommitted changes."""
+    """A hash of all source files.  It identifies the code if there is no commit, or if a commit is not enough."""
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):

@@ -27,7 +27,7 @@ from rooflab.roofline.model import Cost
 KEY = "function"
 """The name of a function's op."""
 SCHEME = "as made"
-"""The only scheme of a function's op: the caller gives the tensors their dtypes."""
+"""The name of the only scheme of a function's op.  The caller chooses the dtypes of the tensors."""
 Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
 HALF_EPSILONS = 4
@@ -243,7 +243,7 @@ def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """The fault that the check finds.  Without `judged`, the fault of one watched run whose outputs nothing judges."""
+    """The fault that the check finds.  Without `judged`, one watched run is made, and its outputs are not judged."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)

@@ -134,7 +134,7 @@ class Measurement:
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
-        """Raises `Failed` where the kernel cannot run."""
+        """Raises `Failed` if the kernel cannot run here, or if memory is too short."""
         if refused := self.why_not(kernel, self.device):
             raise refused
         if short:
@@ -194,7 +194,7 @@ class Measurement:
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
+        """The kernel as a function that cycles through `copies`.  Raises `Failed` on a fault of the kernel."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:

@@ -40,7 +40,7 @@ takes a page of memory; strides are multiples of the last."""
 MAP_NORESERVE = 0x4000
 """mmap's flag to reserve more memory than the machine has (Linux)."""
 NAN_BYTE = 0xFF
-"""Bytes of ones: NaN in every float dtype, -1 in an integer.  An index that was read from a guard is -1."""
+"""A byte of ones: NaN in every float dtype, -1 in an integer.  An index read from a guard is -1, which hits a guard."""
 SENTINEL_BYTE = 0x7B
 """The fill byte of an integer output.  The value is large in every width, so it is no token, slot or length."""
 
@@ -54,7 +54,7 @@ class Guarded:
     pristine: torch.Tensor
     """A copy of the buffer before the kernel ran."""
     view: torch.Tensor
-    """The tensor itself."""
+    """The tensor, as a view of the buffer."""
 
     @property
     def own(self) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Guarded:
     def rewrite(self, tensor: torch.Tensor) -> None:
         """Writes other values of the same shape to the same addresses, without a new version of the tensor.
 
-        Kernels write in this way: Triton and CUDA code do not change torch's version counter.
+        Kernels also write without a new version, because Triton and CUDA code do not change torch's version counter.
         """
         single = _single(self.view.stride())
         for view in (self.view.data, self._place_in(self.pristine)):
@@ -309,7 +309,7 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 LATE_S = 0.1
-"""Seconds for which an output is watched for late writes."""
+"""An output is watched for late writes for this many seconds."""
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Files of records, one per run and one record per line."""
+"""Reads and writes files of records.  A run has one file, and a record is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the command line's texts into the kernels, cases and schemes of a command."""
+"""Selects the kernels, cases and schemes that the texts of a command line name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Selection:
     """The kernels of each op."""
     suites: tuple[str, ...]
     cases: tuple[Case, ...]
-    """Cases that replace the suites; empty where the suites are used."""
+    """The cases that replace the suites; empty if the suites are used."""
     schemes: tuple[str, ...]
     """The chosen schemes; empty means all schemes of the op."""
     device: torch.device

@@ -49,7 +49,7 @@ INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of a run's inputs and outputs."""
+    """The memory layout of inputs and outputs in one run, and how the kernel is called."""
 
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     """The inputs whose memory layout is changed, and how it is changed."""
@@ -92,10 +92,10 @@ class Runner:
         self._sets: dict[str, tuple[Inputs, Any]] = {}
         self._memory: dict[str, Guarded] = {}
         self._last: tuple[Outputs, Outputs] | None = None
-        """The last call's outputs, and their values when they were read."""
+        """The outputs of the last call, and copies of their values when the outputs were read."""
 
     def begin(self) -> None:
-        """Refuses a kernel that cannot run here; sets the precision of torch's products."""
+        """Raises `Failed` if the kernel cannot run here.  Sets the precision of torch's matrix products."""
         pin_matmul_precision()
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
@@ -347,5 +347,5 @@ def wait_for_all(device: torch.device) -> None:
 
 
 def several(device: torch.device) -> bool:
-    """Whether `device` has several streams."""
+    """Whether `device` has several streams, as a GPU has."""
     return device.type == "cuda"

@@ -1,8 +1,8 @@
 """The pytest plugin: `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
 pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
-benchmark runs.  Without `--benchmark`, or pytest-benchmark's `--benchmark-only`, the plugin changes one thing only: it
-skips the tests that use its fixture.
+benchmark runs.  Without `--benchmark` or pytest-benchmark's `--benchmark-only`, the plugin only skips the tests that
+use its fixture `kernel_benchmark`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--benchmark`."""
+    """Adds the option `--benchmark` to pytest."""
     parser.getgroup("rooflab").addoption(
         "--benchmark",
         action="store_true",
@@ -82,7 +82,7 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
+    """Adds the GPU with its driver and clocks, torch and Triton to pytest-benchmark's description of the machine."""
     if asked(config):
         from rooflab.bench.core import Environment
 
@@ -108,7 +108,7 @@ class Replay:
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
-        """Returns 0 at the start of a round, and the round's duration at its end."""
+        """Returns 0 at the start of a round, and the duration of the round at the end."""
         if not self._ends:
             return time.perf_counter()
         self._inside = not self._inside

@@ -83,7 +83,7 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
 
 
 class MachineLimits(NamedTuple):
-    """The limits of a machine, each with the records of its launch shapes."""
+    """The limits of a machine.  A limit has one record for each launch shape that measured it."""
 
     records: Sequence[Record]
     reason: str = ""

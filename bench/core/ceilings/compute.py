@@ -11,7 +11,7 @@ import torch
 from rooflab.bench.core.ceilings.microkernel import Card, Load, Microkernel, compiled, summing
 
 TURN = 0.0625
-"""Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
+"""Each step of the fp32 microkernel rotates a point by about this angle in radians.  The value is exact in fp32."""
 FMA_TOLERANCE = 0.01
 """The allowed error: roundings of tens of thousands of steps.  A step too many or too few is an error of 0.06."""
 SPECIAL_TOLERANCE = 2e-3
@@ -95,10 +95,10 @@ def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 STEP_BYTES = 32
 """The size of K in one tensor-core instruction, in bytes, for every dtype."""
 ROW_BYTES = 128
-"""Bytes of K in one stage of wgmma: one row of the 128-byte swizzle."""
+"""The size of K in one stage of wgmma, in bytes: one row of the 128-byte swizzle."""
 STAGES = 4
 RESTART = 8
-"""Number of passes over the operands after which the accumulators restart at zero."""
+"""The accumulators restart at zero after this many passes over the operands."""
 
 
 class Dtype(NamedTuple):

@@ -16,7 +16,7 @@ from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
 
 BANDWIDTH_SHARE = 0.25
-"""Share of the time budget for bandwidth; the dtypes share the rest equally."""
+"""The share of the time budget for bandwidth.  The dtypes share the rest equally."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
 """Sizes of square matrices, ascending.  A dtype without a fast path (0.3 GFLOP/s) stops before it costs a minute."""
 

@@ -50,7 +50,7 @@ def card_of(device: torch.device) -> Card:
 
 
 def microkernels_hash() -> str:
-    """A hash over the microkernels' files; when it changes, the limits are measured again."""
+    """A hash over the files of the microkernels.  If the hash changes, the limits are measured again."""
     digest = hashlib.sha256()
     for file in sorted([*HERE.glob("*.cu"), *(HERE / f"{name}.py" for name in ("microkernel", "streams", "compute"))]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

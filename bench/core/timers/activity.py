@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rooflab.kernels._cuda import CudaKernel
 
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Kineto's categories of device work."""
+"""The categories of events that are device work in Kineto's traces."""
 _cuda: Any = torch.cuda
 
 

@@ -1,4 +1,4 @@
-"""One GPU: its clocks while it works, and whether it was throttled."""
+"""Watches one GPU: its clocks while it works, and whether it was throttled."""
 
 from __future__ import annotations
 

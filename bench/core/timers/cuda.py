@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda
 
 
 class Torch:
-    """The functions of torch's CUDA that the timer uses, as they were at import."""
+    """The functions of `torch.cuda` that the timer uses, as they were at import."""
 
     Event, current_stream, synchronize, sleep = map(
         staticmethod, bound("torch.cuda", "Event current_stream synchronize _sleep")
@@ -56,7 +56,7 @@ class CudaCalls:
         return time.perf_counter()
 
     def use(self) -> AbstractContextManager[object]:
-        """Makes the device the current one, inside `with`."""
+        """Makes this device the current CUDA device inside `with`."""
         context: AbstractContextManager[object] = _cuda.device(self.device)
         return context
 
