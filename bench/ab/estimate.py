@@ -39,7 +39,7 @@ class Effect:
         return max(self.effect - self.low, self.high - self.effect)
 
     def smallest_visible(self, margin: float) -> float:
-        """The smallest effect that would have exceeded `margin` in these pairs with a probability of 80%."""
+        """The smallest effect that these pairs would have shown to exceed `margin`, with a probability of 80%."""
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:

@@ -101,7 +101,7 @@ def markdown_cell(text: str) -> Marked:
 
 
 def markdown_code(name: str) -> Marked:
-    """A name as code in a cell.  It has entities if a code span cannot hold it: parsers differ on a backslash."""
+    """A name as code in a cell, with entities if a code span cannot hold it, because parsers differ on a backslash."""
     shown = visible(name)
     if shown.strip() == shown and not set("`|\\") & set(shown):
         return Marked(f"`{shown}`")

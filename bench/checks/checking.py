@@ -88,7 +88,7 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
     """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
-    `asked` has a row even without a result.  It is `unknown` if checks were left out and the others were not run."""
+    `asked` has a row even without a result.  It is `unknown` if checks were left out and no result judges it."""
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):

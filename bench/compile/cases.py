@@ -179,7 +179,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """The CTAs that an H100 holds at once, at least one per SM.  Without `registers`, the maximum is assumed."""
+    """The CTAs that an H100 holds at once, at least one per SM.  If `registers` is None, the maximum is assumed."""
     device = device_for()
     held = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, held.ctas_per_sm)

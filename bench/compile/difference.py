@@ -55,8 +55,8 @@ class CodeChange:
 
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
-    """11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel is gone, or if
-    nothing was compared; else 0.  `untouched`: other kernels were not affected, so an empty comparison is no fault."""
+    """The status: 11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel is gone
+    or nothing was compared; else 0.  `untouched`: other kernels were not affected, so comparing nothing is no fault."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILED):
         return ExitStatus.INCORRECT

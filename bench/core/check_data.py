@@ -141,8 +141,8 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, right), limit) for name, output, right, limit in named]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`output` and `oracle` without the oracle's NaN: there `oracle` is 0, and `output` is 0 if it was NaN, else
-        infinite.  If an output has 8 bits, any value passes there: such a dtype has no NaN, or clamping loses it."""
+        """`output` and `oracle` with numbers where the oracle has NaN.  `oracle` gets 0.  `output` gets 0 if it is NaN,
+        else infinity.  If an output has 8 bits, any value passes there: the dtype has no NaN, or clamping loses it."""
         unknown = oracle.isnan()
         if not unknown.any():
             return output, oracle

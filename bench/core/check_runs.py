@@ -293,7 +293,7 @@ class Check:
         """Runs the kernel on the first data again; all runs must agree bit for bit.
 
         If the kernel takes `out`, the caller's outputs hold NaN in the first run and an old answer in the second.  The
-        first run makes two calls in a row, because a kernel may skip its work in a loop.  The second is in a thread.
+        first run makes two calls, because a kernel may skip its work in a loop.  The second run is in another thread.
         """
         into_out = "out" in self.kernel.accepted and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
@@ -322,7 +322,7 @@ class Check:
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on other values at the last run's addresses, as an engine's next step does; weights stay."""
+        """Runs the kernel on other values at the last run's addresses, like an engine's next step.  Weights stay."""
         if not alike(first.inputs, other.inputs):
             return
         keep = kept_names(self.spec, first.inputs)

@@ -98,7 +98,7 @@ class FunctionOp(NamedTuple):
         return verdicts
 
     def checked(self, seed: int) -> CheckResult:
-        """Checks the function as a kernel: poisoned memory, other data, repeated calls, aliases."""
+        """Checks the function as a kernel, without adversarial inputs: poison, other data, repeated calls, aliases."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 

@@ -62,7 +62,7 @@ class Samples:
 
     @property
     def median_s(self) -> float:
-        """Median, seconds per call."""
+        """The median of the samples, in seconds per call."""
         return float(np.median(self.seconds))
 
 

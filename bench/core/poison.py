@@ -232,8 +232,8 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """The strides of a tensor in an arrangement; no longer stride follows from the sizes alone.  A tensor keeps its own
-    strides if it is empty or expanded, or has one dimension and `arranged` is not "apart"."""
+    """The strides of a tensor in an arrangement.  Longer strides are padded, so they do not follow from the sizes.  A
+    tensor keeps its own strides if it is empty or expanded, or has one dimension and `arranged` is not "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)

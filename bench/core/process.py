@@ -192,7 +192,7 @@ class Child:
         self.post(request)
 
     def post(self, request: Json) -> None:
-        """Sends a request and does not wait for an answer.  `stop` then ends the request."""
+        """Sends a request without waiting.  Use it if nobody needs the answer, and `stop` ends the request."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")

@@ -79,7 +79,7 @@ def _together_or_alone(
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """A `ClockWatch` of a GPU; empty on a CPU.  If the SM clock cannot be read on the device, the summary says why."""
+    """A `ClockWatch` of a GPU; no watch on a CPU.  If the device cannot read its SM clock, the summary says why."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch

@@ -238,7 +238,7 @@ class Runner:
 
     @property
     def by(self) -> CheckedBy:
-        """What executes the kernel: the value for a record's `checked_by`."""
+        """The value for a record's `checked_by`, which says what executes the kernel."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"

@@ -76,7 +76,7 @@ class Look:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Whether the kernel did not write its outputs: they hold the memory's old values, also if these change."""
+        """Whether the kernel did not write its outputs: they hold what the memory held before, also in a second run."""
         stale = bool(layout.stale) and _same(read, layout.stale)
         if not stale and (not never_written(read) or layout.arranged):
             return False
@@ -122,7 +122,7 @@ class Look:
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names the precision of a product in fewer bits than fp32: with inputs that are exact in it, it is right."""
+        """Names the format of a product with fewer bits than fp32: inputs that are exact in it give a right result."""
         floats = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not floats:
             return ""

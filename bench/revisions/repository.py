@@ -66,8 +66,8 @@ def import_path(root: Path, tree: Path) -> str:
 
 @cache
 def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """The files of kernels, as paths from `tree`, by the id of the kernel: of the kernels that `files` register, or
-    without `files` of all kernels whose code is in the tree."""
+    """For each kernel id, the kernel's file as a path from `tree`.  With `files`, only kernels that `files` register;
+    without `files`, all kernels whose code is in the tree."""
     if files:
         there = [file for file in files if file.is_file()]
         return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}

@@ -157,7 +157,7 @@ def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """The dtypes of mma.sync on architecture `sm`.  fp8 only on 8.9 and from 12.0 on: 9.0 and 10.0 convert to fp16."""
+    """The dtypes of mma.sync on architecture `sm`.  8.9 and 12.0 or later have fp8; 9.0 and 10.0 convert it to fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 

@@ -160,7 +160,7 @@ class CpuTimer(Timer):
 
     @contextmanager
     def sampling(self) -> Iterator[Callable[[], float | None]]:
-        """Pins the threads, after the warm-up: libraries start threads in the warm-up, which must not inherit a pin."""
+        """Pins the threads after the warm-up, because threads that libraries start in it must not inherit a pin."""
         with pinned_threads() as note:
             self._threads = f", {note}"
             yield partial(waiting_since, run_times())

@@ -1,7 +1,7 @@
 """Reads a GPU's SM clock on the device itself: a kernel compares cycles with the nanosecond timer.
 
 NVML reports a sample of the past milliseconds; this kernel reads the clock at one point in the stream of work.  Import
-this module only before a GPU is used: it imports Triton, which fixes for the process whether Triton interprets.
+this module only before a GPU is used: it imports Triton, whose interpreter mode cannot change afterwards.
 """
 
 from __future__ import annotations
