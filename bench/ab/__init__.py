@@ -1,6 +1,6 @@
-"""A/B verdicts that can gate a merge: fresh processes in pairs, on two kernels, two revisions or two record files.
+"""A/B comparisons whose verdict can gate a merge.  Pairs of fresh processes measure the two sides.
 
-`compare` runs an A/B of any two functions; `rooflab ab` compares kernels, revisions and record files.
+`compare` runs an A/B of any two functions.  `rooflab ab` compares two kernels, two revisions or two record files.
 """
 
 from rooflab.bench.ab.compare import compare

@@ -1,4 +1,4 @@
-"""One A/B from start to end: check both sides, measure pairs of fresh processes, confirm the differences and judge."""
+"""Runs one A/B: checks both sides, measures pairs of fresh processes, confirms differences, and judges."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import NOT_RUN, Record, RunWriter, Status, Verdict
 
 Read = list[tuple[SideName, str, Record]]
-"""Side, key and record of readings."""
+"""A list of readings, each with its side, the key of its comparison, and its record."""
 
 
 @dataclass(frozen=True)
 class AbResult:
-    """The result of a run."""
+    """The result of an A/B run."""
 
     comparison: Comparison
     settings: AbSettings
@@ -38,11 +38,11 @@ class AbResult:
     environments: Mapping[SideName, Mapping[str, Any]]
     """The environment of each side."""
     read: Read
-    """The checks that did not end with OK, and every reading, in time order."""
+    """First the checks that did not end with OK, then every reading, in time order."""
     stopped: str = ""
     """Why the run measured less than the caller asked for."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Comparisons that neither side can run here, with the reason: they have no outcome."""
+    """Comparisons without an outcome, because their kernels cannot run here, with the reason."""
 
     def read_of(self, side: SideName, key: str) -> list[Record]:
         return _of(self.read, side, key)
@@ -63,9 +63,9 @@ def run(
 ) -> AbResult:
     """Runs and judges `comparison`.  A fault of a kernel raises no exception: it becomes a verdict.
 
-    `floors` are noise floors by comparison; without them, the run uses this machine's remembered floors.  `checked`
-    says that an earlier run has checked this very code and judged its timed outputs, so that this run only measures.
-    Without `by_activity`, only the times are judged, even if both sides ran the same device code.
+    `floors` are noise floors by comparison; without `floors`, the run uses the remembered floors of this machine.
+    `checked` says that an earlier run has checked the same code and judged its timed outputs; then this run only
+    measures.  Without `by_activity`, only the times are judged, even if both sides ran the same device code.
     """
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     began = time.monotonic()
@@ -107,7 +107,7 @@ def run(
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
-    """Checks both sides; returns the checks that did not end with OK."""
+    """Checks both sides, and returns the checks that did not end with OK."""
     failed: Read = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
@@ -124,7 +124,7 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 
 
 def _not_timed(comparison: Comparison, failed: Read) -> dict[str, str]:
-    """Comparisons whose kernel can run on neither side, or of two kernels of which one cannot, with the reason."""
+    """The comparisons that cannot be timed, with the reason: no side can run, or one of two kernels cannot run."""
     cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reasons = {}
     for (name, key), reason in cannot.items():
@@ -146,7 +146,7 @@ _STATUS: dict[str, Status] = {
 
 
 def save(result: AbResult, folder: Path) -> list[Path]:
-    """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
+    """Writes the verdicts to `<run>.jsonl`, and the readings of the sides to `<run>-A.jsonl` and `<run>-B.jsonl`.
 
     `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
     """
@@ -163,7 +163,7 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
-    """Returns a record for each kernel that no process has timed, so that a later judge of the files knows of it."""
+    """Returns a record for each kernel that no process has timed, so that the saved files also name this kernel."""
     reasons = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(

@@ -1,6 +1,6 @@
-"""What a fresh process of an A/B does: it checks or times the kernels of one job, and can slow their calls on purpose.
+"""The program of a fresh process of an A/B: it checks or times the kernels of one job, and can slow calls on purpose.
 
-It answers as soon as a kernel is done; so the parent knows at which kernel a process dies or hangs.
+The process answers as soon as a kernel is done, so the parent knows at which kernel the process died or hangs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 Job = Mapping[str, Any]
-"""What `pairs.JobRunner` asks of a process: the fields of a `Side`, and how to check, measure or list its kernels."""
+"""The job that `pairs.JobRunner` gives to a process: the fields of a `Side`, and settings to check, measure or list."""
 
 
 def answer(job: Job) -> Iterator[dict[str, Any]]:
-    """The answers to a job: one about the process, and for each kernel one at its start and one with its record."""
+    """Yields the answers to a job: one about the process, then two per kernel, at its start and with its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": Environment.now(device.index or 0).to_dict()}
@@ -48,9 +48,9 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists by op the cases of a suite, and the kernels of this tree, each with the reason if it cannot run here.
+    """Lists by op the cases of a suite, and the kernels of this tree, with the reason if a kernel cannot run here.
 
-    `file_of` has the file of each kernel of another repository; only these kernels are listed then.
+    If the kernels are those of another repository, `file_of` has the file of each kernel, and only these are listed.
     """
     from rooflab.bench.ab.sides import largest
 
@@ -77,7 +77,7 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
-    """Returns the case of this text; None if the op has no such case."""
+    """Returns the case that `text` describes; None if the op has no such case."""
     try:
         return spec.check_case(Case.parse(text))
     except ValueError:
@@ -85,9 +85,9 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
 
 
 def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """The kernel's check: with the planted inputs on the op's first small case, and without them on this case.
+    """Checks the kernel with adversarial inputs on the op's first small case, and without them on the case of `target`.
 
-    A kernel that does not take the small case gets the planted inputs on this case.
+    If the kernel does not take the small case, the adversarial inputs are made for the case of `target`.
     """
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
@@ -104,7 +104,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """Checks a kernel that cannot run here in the emulator; returns its record if it is wrong, else None."""
+    """Checks, in the emulator, a kernel that cannot run here.  Returns the record if the kernel is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
@@ -116,13 +116,13 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Reco
 
 
 def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """The samples of one kernel; the outputs of its timed calls are judged afterwards."""
+    """Times one kernel, and then judges the outputs of the timed calls.  Returns the record with the samples."""
     spec, kernel, case, scheme = _resolve(target)
     return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
 def _function(blank: Record, job: Job) -> Record:
-    """Checks or times the job's function."""
+    """Checks or times the function that `compare` has sent with the job."""
     from rooflab.bench.ab.compare import prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
@@ -189,8 +189,8 @@ PROBE_CYCLES = 10_000_000
 
 
 class Slowed(Rotation):
-    """A rotation that waits after each call for `share` of the call's time: a CPU spins, a CUDA device waits on the
-    device."""
+    """A rotation that waits after each call for `share` of the call's time.  On a CPU the wait is a loop; with CUDA the
+    device waits."""
 
     def __init__(self, rotation: Rotation, share: float, device: torch.device):
         self.__dict__ |= vars(rotation)
@@ -199,11 +199,11 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """The call on the first set of inputs and its wait, because the observed call must be like the timed calls."""
+        """A function that makes the first call and then waits: the observed call must be like the timed calls."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:
-        """The result of the next call, after the wait."""
+        """Makes the next call, waits, and returns the result."""
         return self._later(super().__call__)
 
     def _later(self, call: Callable[[], Any]) -> Any:
@@ -222,11 +222,11 @@ class Slowed(Rotation):
 
 
 _cuda: Any = torch.cuda
-"""Untyped, because torch has no annotations for events and `_sleep`."""
+"""`torch.cuda` without types, because torch does not annotate events and `_sleep`."""
 
 
 def _cycles(function: Callable[[], object]) -> float:
-    """The device cycles that a call takes, on the clock that `torch.cuda._sleep` counts."""
+    """The device cycles that a call of `function` takes, on the clock that `torch.cuda._sleep` counts."""
     times = sorted(_elapsed_ms(function) for _ in range(PROBES))
     return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
 

@@ -1,8 +1,8 @@
 """`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, without a spec.
 
-The functions become an op of their own, so the same checker and the same timer apply to them.  A fresh process finds a
-function of an importable module by its name, and a function at the top of a script by the script's path, so that a
-Triton kernel finds its source.  Any other function (a lambda, a notebook's) travels by value, through cloudpickle.
+An op is made of the functions, so the usual check and the usual timer apply.  A fresh process finds a function of an
+importable module by its name, and a function at the top of a script by the script's path, so that Triton finds the
+source of a kernel.  Any other function (a lambda, or one in a notebook) is sent by value, through cloudpickle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rooflab.kernels._user_files import import_file
 from rooflab.roofline.numbers import change
 
 KEY, SCHEME = "function", "as made"
-"""The comparison of two functions, and its scheme: their tensors have the dtypes that the caller gives them."""
+"""Names of the comparison of two functions and of its scheme.  The caller chooses the dtypes of the tensors."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Compared:
 
     @property
     def verdict(self) -> Verdict:
-        """FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED or INVALID, of the first function against the second."""
+        """The verdict on `my_fn`: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED or INVALID."""
         return self.outcome.verdict
 
     @property
@@ -75,16 +75,16 @@ def compare(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Compared:
-    """Checks `my_fn` against `ref_fn` and says whether it is slower or faster, from pairs of fresh processes.
+    """Checks `my_fn` against `ref_fn`, and measures in pairs of fresh processes whether `my_fn` is slower or faster.
 
-    `make_inputs(seed)` (or without arguments) gives a tuple, a mapping or one tensor; the device of these inputs is the
-    device on which both run.  Each function is called with the mapping's items as keywords, or with the tuple in order.
-    It returns a tensor or a tuple of tensors.  A fresh process must be able to import the functions: they stand at the
-    top of a module, or of a script that guards its own work by `if __name__ == "__main__":`.  A lambda or a notebook's
-    function travels by value.  `threshold` is the ratio that matters, `floor_s` the absolute time that matters;
-    `budget_s` ends the run early with the pairs that it has; `kernel_s` is the time for the readings of one process;
-    `progress` gets a line for each process, by default to standard error.
-    Raises `ValueError` on an argument that cannot be used; a fault of the functions themselves becomes a verdict.
+    `make_inputs(seed)` (or without arguments) returns a tuple, a mapping or one tensor.  Both functions run on the
+    device of these inputs.  They get the items of a mapping as keywords, or the members of a tuple by position, and
+    return a tensor or a tuple of tensors.  A fresh process must be able to import the functions: define them at the top
+    level of a module, or of a script that guards its own work by `if __name__ == "__main__":`.  A lambda or a function
+    in a notebook is sent by value.  `threshold` is the ratio that matters, `floor_s` is the time difference that
+    matters, `kernel_s` is the time for the readings of one process.  After `budget_s` the run ends with fewer pairs.
+    `progress` is called with a line for each process; by default the lines go to standard error.
+    Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict.
     """
     from rooflab.bench.show import note  # not in the processes that measure
 
@@ -115,17 +115,17 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """The op of packed functions (`fn`, `reference`, `make_inputs`).  Raises as `FunctionOp.of`."""
+    """The op of the packed functions `fn`, `reference` and `make_inputs`.  Raises like `FunctionOp.of`."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 
 
 SCRIPT = "__rooflab_script__"
-"""Name of a script's module in the fresh process: not `__main__`, so the code that the script guards does not run."""
+"""The name of a script's module in the fresh process.  It is not `__main__`, so the guarded code does not run."""
 
 
 def pack(function: Callable[..., Any]) -> dict[str, str]:
-    """What a fresh process needs to rebuild the function.  Raises `ValueError` if the function cannot travel."""
+    """The data from which a fresh process rebuilds the function.  Raises `ValueError` if there is no such data."""
     name = getattr(function, "__qualname__", "")
     main = sys.modules["__main__"]
     file = Path(getattr(main, "__file__", None) or "")
@@ -139,7 +139,7 @@ def pack(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
-    """Rebuilds in another process the function that `pack` packed."""
+    """Rebuilds, in another process, the function that `pack` has packed."""
     if "pickle" in packed:
         function: Callable[..., Any] = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
@@ -156,6 +156,6 @@ def _find(module: Any, name: str) -> Any:
 
 
 def make(make_inputs: Callable[..., Any], seed: int) -> Any:
-    """Inputs for a seed; if `make_inputs` takes no arguments, torch's own generators are seeded before the call."""
+    """Calls `make_inputs` with `seed`.  If it takes no arguments, only torch's generators get the seed."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()

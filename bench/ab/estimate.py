@@ -1,9 +1,9 @@
-"""What paired readings say: an estimate, its bounds, and the smallest effect that they could have shown.
+"""Statistics of paired readings: an estimate, its bounds, and the smallest effect that the pairs could have shown.
 
 One effect is the log ratio of one pair of fresh processes, side B over side A.  Launches inside one process are not
 independent: with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower.  So this
-module does not look at launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh averages, which
-are all means of two effects.  Bounds and p-values are exact, from Wilcoxon's signed-rank test on the same averages.
+module does not use single launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh averages.  A
+Walsh average is a mean of two effects.  Bounds and p-values are exact, by Wilcoxon's signed-rank test on the averages.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from functools import cache
 import numpy as np
 
 ALPHA = 0.05
-"""One-sided level of every bound."""
+"""The one-sided level of every bound."""
 POWER_FACTOR = 1.0 + 0.8416 / 1.6449
-"""Half-widths of a 95% bound by which an effect must exceed the margin to be seen with a chance of 80%."""
+"""If an effect exceeds the margin by this many half-widths of a 95% bound, it is found with a probability of 80%."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of B over A, as log ratios."""
+    """The effect of side B over side A with its bounds, as log ratios."""
 
     pairs: int
     effect: float
     """The Hodges-Lehmann estimate."""
     low: float
-    """One-sided 95% lower bound; minus infinity with fewer than five pairs, which have no bound."""
+    """The one-sided 95% lower bound; minus infinity with fewer than five pairs, which have no bound."""
     high: float
-    """One-sided 95% upper bound."""
+    """The one-sided 95% upper bound; infinity with fewer than five pairs."""
 
     @property
     def half_width(self) -> float:
-        """The larger of the distances from the estimate to its two bounds."""
+        """The larger distance from the estimate to one of its two bounds."""
         return max(self.effect - self.low, self.high - self.effect)
 
     def smallest_visible(self, margin: float) -> float:
-        """The smallest effect that these pairs would have shown to exceed `margin` with a chance of 80%."""
+        """The smallest effect that these pairs would have shown to exceed `margin`, with a probability of 80%."""
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """Pairs needed to tell `effect` from zero with a chance of 80%; infinite if these pairs give no answer."""
+        """The number of pairs that distinguish `effect` from 0 with a probability of 80%; infinite if it is unknown."""
         needed = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
         return max(5.0, math.ceil(needed)) if math.isfinite(needed) else math.inf
 
 
 def estimate(effects: Sequence[float]) -> Effect:
-    """The estimate of at least one effect.  Raises `ValueError` without effects, or on an effect that is not finite."""
+    """Estimates the effect of pairs.  Raises `ValueError` if `effects` is empty or has a value that is not finite."""
     averages = walsh_averages(effects)
     skipped = _skipped(len(effects))
     low = float(averages[skipped - 1]) if skipped else -math.inf
@@ -58,13 +58,13 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """One-sided p-value of the hypothesis "the effect is at most `margin`"; an average equal to it supports it."""
+    """The one-sided p-value of "the effect is at most `margin`".  An average equal to `margin` supports this."""
     above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[above:].sum())
 
 
 def walsh_averages(effects: Sequence[float]) -> np.ndarray:
-    """All means of two effects, including each effect with itself, in ascending order."""
+    """All means of two effects, in ascending order.  The two effects may be the same effect."""
     values = np.asarray(effects, dtype=float)
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
@@ -74,7 +74,7 @@ def walsh_averages(effects: Sequence[float]) -> np.ndarray:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's (1995): for each p-value, the least false-discovery rate at which it is a discovery."""
+    """For each p-value, the least false-discovery rate at which it is a discovery (Benjamini and Hochberg, 1995)."""
     from scipy.stats import false_discovery_control  # The import takes 0.6 s, which no measuring process should spend.
 
     return [float(value) for value in false_discovery_control(p_values)] if p_values else []
@@ -82,7 +82,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Probability of each signed-rank sum if signs are fair coins: the subset sums of 1 to `pairs`."""
+    """The probability of each signed-rank sum if the signs are random: the subset sums of 1 to `pairs`."""
     counts = np.ones(1)
     for rank in range(1, pairs + 1):
         longer = np.zeros(counts.size + rank)

@@ -1,11 +1,11 @@
-"""Makes the evidence of an A/B from records: those of a run, or two files or folders.
+"""Makes the evidence of an A/B from the records of a run, or from two files or folders of records.
 
-What is missing, wrong or of another machine never passes.
+Records that are missing, wrong or from another machine never pass.
 
-A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
-measured only after the other, the machine may have drifted: such an effect has a verdict only where it is far beyond
-that (`drift`).  Records of an A/B say whether they confirm; of other records, the first half calls a difference and the
-second half confirms it.
+A record is the reading of one process.  If the records of the two sides alternate in time, they are pairs.  If one side
+was measured after the other, the machine may have drifted.  Then an effect has a verdict only if it is much larger than
+the possible drift (`drift`).  Records of an A/B say whether they belong to the confirming batch.  Other records are
+halved: the first half calls a difference, and the second half confirms it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core import NOT_RUN, Record, Verdict, read
 
 NO_MACHINE = ("unknown", "imported-unknown-")
-"""Prefixes of the keys of unknown machines."""
+"""The prefixes of the machine keys of unknown machines."""
 CONFIRMS = "confirms"
-"""Name of a metric of an A/B's reading: 1 if its pair is in the second batch, 0 if in the first."""
+"""The name of a metric of an A/B's reading: 1 if the pair is in the second batch, 0 if it is in the first."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
@@ -45,8 +45,8 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     """The outcomes of every kernel, case and scheme that has a record on side A.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
-    read: truncated, of a newer schema, or missing.  Raises it also if the sides are not two: they share a run, or one
-    side has several commits.
+    read (truncated, of a newer schema, or missing), if both sides have records of one run, or if the records of one
+    side have several commits.
     """
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
@@ -69,7 +69,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
 
 
 def only_in(a: Path, b: Path) -> list[str]:
-    """Returns the comparisons that only B has: they are new, and there is nothing to compare them with."""
+    """Returns the comparisons that only side B has.  They are new, so there is nothing to compare them with."""
     keys = _by_key(read(a))
     return [key for key in _by_key(read(b)) if key not in keys]
 
@@ -101,7 +101,7 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
 
 
 def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
-    """Why the records are not of one machine; empty if they are."""
+    """Why the records come from different machines; empty if they come from one machine."""
     for records, label in zip((first, second), labels, strict=True):
         if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
             return f"{label}: a record does not say of which machine it is"
@@ -110,7 +110,7 @@ def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[st
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Says in which hardware, driver or setting two environments differ; empty if they do not differ."""
+    """Names the hardware, driver or setting in which two environments differ; empty if they do not differ."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):
@@ -134,9 +134,9 @@ def evidence_of(
 ) -> Evidence:
     """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
-    `floors` are noise floors by kernel; an A/A stores its floor by kernel, also for two kernels.  `stopped` says why a
-    confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count, even if both sides
-    ran the same device code.
+    `floors` are noise floors by kernel, as an A/A stores them; this also holds for a comparison of two kernels.
+    `stopped` says why a confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count,
+    even if both sides ran the same device code.
     """
     first, second = _counted(first, second)
     both = [*first, *second]
@@ -161,7 +161,7 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns both sides without the times of pairs with a NOISY reading, unless a batch has no other pair."""
+    """Returns both sides without the pairs that have a NOISY reading.  A batch that has only such pairs keeps them."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
@@ -172,10 +172,10 @@ def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Re
 
 
 def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
-    """Why the records cannot be compared: the worst fault of one, or several methods.
+    """The verdict and the reason if the records cannot be compared: the worst fault of a record, or several methods.
 
-    Warm and cold L2 are two methods, whatever the kernel.  A kernel that is wrong on one side is named before one that
-    was not run on the other.
+    Warm and cold L2 are two methods, for all kernels.  A kernel that is wrong on one side is a worse fault than a
+    kernel that was not run on the other side.
     """
     faults = []
     for records, label in zip((first, second), labels, strict=True):
@@ -192,7 +192,7 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
 
 
 def fault_of(record: Record) -> tuple[Verdict, str] | None:
-    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None if it can be compared."""
+    """The verdict and the reason if a reading cannot be compared: its status is not OK, or its time is not valid."""
     median, samples = record.latency_median_ms, record.samples_s
     if record.status == "INCORRECT":
         return "INCORRECT", record.reason
@@ -210,20 +210,20 @@ def fault_of(record: Record) -> tuple[Verdict, str] | None:
 
 
 class _Run(NamedTuple):
-    """One process of a side."""
+    """The reading of one process of a side."""
 
     timestamp: str
     seconds: float
-    """Median over the records of the run."""
+    """The median over the records of the run."""
     confirms: float | None
-    """For an A/B: whether its pair is in the second batch."""
+    """For an A/B, 1 if the pair is in the second batch and 0 if it is in the first; else None."""
 
 
 _Pairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs, _Pairs]:
-    """The pairs of the first batch and of the second; if the first half calls no difference, all are in the first."""
+    """The pairs of the first and of the second batch.  If the first half calls no difference, the second is empty."""
     if all(run.confirms is not None for run in (*a, *b)):
         first, second = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
@@ -241,7 +241,7 @@ def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
-    """The runs in order of time."""
+    """Groups the records by run, in the order of time."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record.run_id, []).append(record)
@@ -256,19 +256,18 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether the sides alternate between any two pairs: each pair ends before the pair after the next one begins."""
+    """Whether the sides alternate in time: each pair ends before the next pair begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
     return all(pair[1] <= later[0] for pair, later in pairwise(pairs)) and len(pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
-    """How far a machine may have drifted between two sides, each its runs' times and seconds, as a log ratio.
+    """The possible drift of a machine between two sides, as a log ratio.  A side is a list of (time of run, seconds).
 
-    It is the largest change within a side, and grows with the square root of the time between the sides, as that of a
-    random walk does.  Among 10,000 simulated random walks, with sides up to 1,000 times their length apart, none went
-    `BEYOND_DRIFT` times as far (tests/ab/test_ab_estimate.py).  A day between sides of ten minutes makes it 12 times as
-    large.  Infinite for a side without two times.
-    """
+    The drift is the largest change within a side.  It grows with the square root of the time between the sides, like a
+    random walk.  In 10,000 simulated random walks, with sides separated by up to 1,000 times their length, none went
+    `BEYOND_DRIFT` times as far (tests/ab/test_ab_estimate.py).  If two sides of ten minutes are a day apart, the drift
+    is 12 times as large.  It is infinite if a side has no two times."""
     times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]
     span = min((max(side) - min(side) for side in times if side), default=0.0)
     if not span > 0:

@@ -1,4 +1,4 @@
-"""What `rooflab ab` does in each of its modes, except drawing."""
+"""The modes of `rooflab ab`: two kernels, two revisions, record files, and the self-test."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ Say = Callable[[str], None]
 
 @dataclass
 class AbReport:
-    """What a command shows to the user."""
+    """The results that the command `rooflab ab` shows."""
 
     title: str
     tables: Sequence[tuple[str, Sequence[Outcome]]]
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """What a self-test found to be called wrongly; if not empty, the verdicts themselves decide nothing."""
+    """The wrong verdicts of a self-test.  If there are any, the verdicts decide nothing."""
     saw_nothing: bool = False
-    """Whether a self-test did not see the slowdown that it injected itself."""
+    """Whether a self-test did not detect its own injected slowdown."""
     judged: bool = True
-    """Whether the outcomes decide the exit status: not in a self-test, nor if the difference touches no kernel."""
+    """Whether the outcomes decide the exit status.  False in a self-test, and if the difference affects no kernel."""
 
     @property
     def outcomes(self) -> list[Outcome]:
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
     def exit_status(self, strict: bool) -> ExitStatus:
-        """The status as in `verdict.EXIT_STATUS`.  A self-test is INCORRECT if it called anything wrongly; with
-        `strict` it is UNDECIDED if it saw nothing."""
+        """The exit status, as in `verdict.EXIT_STATUS`.  A self-test is INCORRECT if a verdict was wrong; with `strict`
+        it is UNDECIDED if it did not detect the injected slowdown."""
         if self.faults:
             return ExitStatus.INCORRECT
         if self.judged:
@@ -70,11 +70,11 @@ def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say)
 def of_revisions(
     base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
 ) -> AbReport:
-    """Compares the kernels of one revision with those of another revision, or of the working tree; if `changed`, only
-    of the ops that the difference touches.
+    """Compares the kernels of the revision `base` with those of `head`, or of the working tree.  With `changed`, only
+    ops that the difference affects are compared.
 
-    The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
-    `ValueError` if git does not know a revision, or if its tree cannot be imported.
+    The repository is Rooflab's, or another repository that has the kernels in its files or its installed package.
+    Raises `ValueError` if git does not know a revision, or if a tree cannot be imported.
     """
     files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
@@ -120,7 +120,7 @@ def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> 
 
 
 def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
-    """The ops of either side that the changed files touch."""
+    """The ops of both sides that the changed files affect."""
     ops = sorted({*listed[0], *listed[1]})
     if repository is None:
         return touched_ops(changed, ops, users(trees, ops))
@@ -130,7 +130,7 @@ def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], r
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Compares two whole files or folders of records.  Raises `ValueError` on an argument that selects a part."""
+    """Compares two complete files or folders of records.  Raises `ValueError` on an argument that selects a part."""
     choices = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
     named = [name for name, value in choices.items() if value]
     if named:
@@ -147,7 +147,7 @@ def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
 def of_self_test(
     subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
 ) -> AbReport:
-    """Tests the A/B itself with identical code and with slowed code."""
+    """Runs the self-test of the A/B: compares identical code, and then slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     if inject is not None and not 0 < inject <= 10:

@@ -1,4 +1,4 @@
-"""An A/B as rows, JUnit XML and Markdown."""
+"""Writes the outcomes of an A/B as rows, JUnit XML and Markdown."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import change
 
 SHOWN = 10
-"""Comparisons that a comment shows, the worst; the others are folded."""
+"""A comment shows this many comparisons, the worst ones; the others are folded."""
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """One row of the table; the terminal and Markdown show it."""
+    """One row of the table of outcomes, for the terminal and for Markdown."""
     return {
         "comparison": outcome.key,
         "verdict": outcome.verdict,
@@ -38,19 +38,19 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_mapping(outcome: Outcome) -> dict[str, Any]:
-    """All fields of an outcome except its raw readings, which are in the records."""
+    """All fields of an outcome, except the raw readings.  The records have the raw readings."""
     return {name: value for name, value in vars(outcome).items() if name != "evidence"}
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """`2 SAME, 1 SLOWER`: counts by verdict, the worst verdict first."""
+    """The number of outcomes for each verdict, the worst verdict first, such as `1 SLOWER, 2 SAME`."""
     counts = Counter(str(outcome.verdict) for outcome in outcomes)
     order = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER", "UNRESOLVED", "SAME", "FASTER")
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]) or "nothing was compared"
 
 
 def power(outcomes: Sequence[Outcome]) -> str:
-    """The smallest effect that the run could have seen."""
+    """A sentence with the smallest effect that the run could have detected."""
     if not any(outcome.pairs for outcome in outcomes):
         return "Nothing was measured."
     seen = [found for outcome in outcomes if (found := outcome.smallest_visible_effect) is not None]
@@ -67,7 +67,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """One test case for each comparison: failed if the exit status is not 0, skipped if an UNRESOLVED is allowed."""
+    """Writes one test case per comparison: failed if its exit status is not 0, skipped if UNRESOLVED is allowed."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     suite = TestSuite("rooflab ab")
@@ -89,7 +89,7 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
-    """Writes a comment or a step's summary: a table of the `SHOWN` worst comparisons, and the others folded."""
+    """Writes a Markdown comment: a table of the `SHOWN` worst comparisons, and a folded table of the others."""
     order = list(EXIT_STATUS)
     worst = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
     lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(worst[:SHOWN])]

@@ -1,6 +1,6 @@
-"""Fresh processes of an A/B: starts them and reads them, in pairs of seeded ABBA order, within a budget of time.
+"""Runs the fresh processes of an A/B: in pairs, in a seeded ABBA order, within a time budget.
 
-A process that dies or hangs loses only the kernel that it ran.
+If a process dies or hangs, only the reading of the kernel that it ran is lost.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rooflab.roofline.numbers import counted
 
 @dataclass(frozen=True)
 class AbSettings:
-    """How long to measure, and how to judge."""
+    """The settings of an A/B: how long to measure, and how to judge."""
 
     rules: Rules = field(default_factory=Rules)
     pairs: int = 12
     budget_s: float | None = None
-    """Seconds for the whole run, which ends early with the pairs that it has.  None sets no limit."""
+    """Seconds for the whole run.  At the limit the run ends with fewer pairs.  None sets no limit."""
     kernel_s: float = 0.3
-    """Seconds for one kernel in one process."""
+    """Seconds for the reading of one kernel in one process."""
     seed: int = 0
     device: str = "cpu"
 
@@ -44,21 +44,21 @@ class AbSettings:
 
 
 Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
-"""Starts one process of a side, which measures these comparisons, and returns a record of each by key."""
+"""A function that measures the comparisons with these keys in one process of a side, and returns the records by key."""
 
 
 @dataclass
 class Batch:
-    """The result of a run of pairs."""
+    """The readings of one batch of pairs."""
 
     read: list[tuple[SideName, str, Record]] = field(default_factory=list)
-    """Side, key and record of every reading, in time order."""
+    """The side, the key and the record of every reading, in time order."""
     stopped: str = ""
-    """Why the run has fewer pairs than the caller asked for."""
+    """Why the batch has fewer pairs than the caller asked for; empty if it has all."""
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
-    """The order of each pair: blocks of ABBA and BAAB, drawn from `seed`; a steady drift cancels within each block."""
+    """Yields the order of the sides in each pair, drawn from `seed`: ABBA or BAAB, so that a steady drift cancels."""
     coin = random.Random(seed)
     while True:
         first: tuple[SideName, SideName] = ("A", "B") if coin.random() < 0.5 else ("B", "A")
@@ -79,13 +79,12 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Up to `pairs` pairs over `keys`.  A pair does not start if it would end after `deadline` (of `clock`), assuming
-    that it takes as long as the longest pair so far.  It leaves time for `later` pairs.
+    """Measures up to `pairs` pairs of the comparisons `keys`.  A pair starts only if it can end before `deadline` (a
+    time of `clock`), assuming the duration of the longest pair so far.  Time for `later` pairs is left.
 
-    If `least` pairs and the later ones do not fit, the first pair is the last: the others could decide nothing.  A
-    comparison whose reading cannot be compared leaves the run; the remaining comparisons continue.  A NOISY reading
-    takes only its pair away.
-    """
+    If there is no time for `least` and `later` pairs, the run ends after the first pair, because more pairs could
+    decide nothing.  If a reading cannot be compared, its comparison leaves the run, and the others continue.  A NOISY
+    reading removes only its pair."""
     batch, order = Batch(), orders(seed)
     broken: set[str] = set()
     noisy: dict[tuple[str, int], str] = {}
@@ -123,9 +122,9 @@ def run_pairs(
 
 WORKER = "rooflab.bench.ab.ab_worker"
 CHECK_S = 300.0
-"""Time limit for the check of one kernel, in seconds."""
+"""The time limit for the check of one kernel, in seconds."""
 MEASURE_S = 60.0
-"""Time limit for one kernel's reading on top of its budget: compilation, inputs and judging the outputs; in seconds."""
+"""Seconds added to the budget of one kernel's reading, to compile, to make inputs, and to judge the outputs."""
 
 
 Mode = Literal["check", "measure", "list"]
@@ -133,27 +132,27 @@ Mode = Literal["check", "measure", "list"]
 
 @dataclass
 class JobRunner:
-    """Runs jobs of one comparison, each in a fresh process."""
+    """Runs the jobs of one comparison.  Each job has a fresh process."""
 
     comparison: Comparison
     settings: AbSettings = field(default_factory=AbSettings)
     judged: set[SideName] = field(default_factory=set)
-    """Sides whose outputs after timing have been judged: once for each, because an fp64 oracle can take 8 s."""
+    """The sides whose timed outputs were judged.  Each side is judged once, because an fp64 oracle can take 8 s."""
     environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
-    """What the first process of each side said of the machine."""
+    """The environment that the first process of each side reported."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """`Measure`: one process measures these kernels; if a kernel ends it, another process measures the rest."""
+        """Measures these kernels in one process.  If a kernel ends the process, another process measures the rest."""
         readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.settings.kernel_s)
         self.judged.add(name)
         return readings
 
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
+        """Checks these kernels in one process.  If a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
     def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
-        """Ops, kernels and cases of one side's tree, and which of the wanted cases it has.
+        """Lists the ops, kernels and cases of one side's tree, and the wanted cases that the tree has.
 
         Raises `ChildFailed` if the tree cannot be imported.
         """
@@ -164,7 +163,7 @@ class JobRunner:
         return listed
 
     def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
-        """The work of one fresh process as JSON values: the side, with the targets of `keys`, and the settings."""
+        """The job of one fresh process as JSON values: the side with the targets of `keys`, and the settings."""
         job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
         how = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
         return job | how | {"mode": mode}
@@ -180,7 +179,7 @@ class JobRunner:
         return readings
 
     def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
-        """The readings that one process finished; the kernel that ended the process gets a failure as its reading."""
+        """The readings of one process.  If a kernel ended the process, the reading of this kernel is a failure."""
         side = self.comparison.side(name)
         job = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}
@@ -205,7 +204,7 @@ class JobRunner:
 
 
 def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
-    """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
+    """Yields the answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
     environment |= {"PYTHONPATH": side.import_path} if side.within else {}

@@ -1,7 +1,7 @@
-"""Whether the A/B itself can be trusted here: it must show no difference for identical code, and an injected slowdown.
+"""Tests whether the A/B can be trusted here: it must find no difference in equal code, and an injected slowdown.
 
-Compares every kernel with itself, then with itself slowed down (`ab_worker.Slowed`).  The A/A outcomes become the noise
-floor of the machine, against which later runs check their verdicts.
+The test compares every kernel with itself, and then with itself slowed down (`ab_worker.Slowed`).  The A/A outcomes
+become the noise floor of the machine, and later runs compare their verdicts with this floor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KERNELS = (
     ("rope", "naive"),
     ("sample", "naive"),
 )
-"""The default kernels of the self-test: bound by compute, bound by memory, and short ones."""
+"""The default kernels of the self-test: kernels bound by compute, kernels bound by memory, and short kernels."""
 INJECTED = {"cpu": 0.20, "cuda": 0.05}
-"""The default injected slowdown: on a CPU, the times of processes differ by more than 5%."""
+"""The default injected slowdown.  It is larger on a CPU, because times of processes differ by more than 5% there."""
 QUIET = 0.25
-"""SLOWER is required only if the noise floor stays below this share of the injected slowdown."""
+"""The verdict SLOWER is required only if the noise floor is below this share of the injected slowdown."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class SelfTest:
     """The result of the self-test."""
 
     repeats: tuple[AbResult, ...]
-    """The A/A runs."""
+    """The results of the A/A runs, in which each kernel is compared with itself."""
     injected: AbResult
     slow_down: float
     floors: Mapping[str, float | None]
-    """Noise floors by comparison, from these A/A runs alone."""
+    """Noise floors by comparison, only from the A/A runs of this self-test."""
 
     @property
     def saw_nothing(self) -> bool:
-        """Whether no slowed kernel was called SLOWER: then identical code that was not called SLOWER proves nothing."""
+        """Whether no slowed kernel was called SLOWER.  Then the A/A runs without a difference prove nothing."""
         return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
 
     @property
     def faults(self) -> list[str]:
-        """What was called wrongly, one sentence each."""
+        """The wrong verdicts, one sentence each."""
         same = [outcome for result in self.repeats for outcome in result.outcomes]
         alarms = [outcome for outcome in same if outcome.verdict in ("FASTER", "SLOWER")]
         sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
@@ -79,10 +79,10 @@ def self_test(
     done: Callable[[str], None] = lambda text: None,
     files: tuple[Path, ...] = (),
 ) -> SelfTest:
-    """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the last case of the suite.
+    """Compares each (op, kernel) with itself `repeats` times, then with a slowed copy, on the last case of `suite`.
 
-    `settings.budget_s` is for one run; there are `repeats` + 1 runs.  The floors are remembered for this machine.
-    Raises `ValueError` on an unknown name.
+    There are `repeats` + 1 runs; each run has the time `settings.budget_s`.  The noise floors are remembered for this
+    machine.  Raises `ValueError` on an unknown name.
     """
     slow_down = INJECTED[settings.device.split(":")[0]] if slow_down is None else slow_down
     targets = {}

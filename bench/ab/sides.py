@@ -1,4 +1,4 @@
-"""What is compared: the two sides of an A/B, and the names on the command line."""
+"""The two sides of an A/B, and their choice by the names on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIDES: tuple[SideName, ...] = ("A", "B")
 
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout (or installation) of the running program: five folders, of which one is `bench`."""
+"""The checkout (or installation) of the running program.  `bench` is one of its five folders."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Target:
 
     @property
     def id(self) -> str:
-        """`gemm/packed M=64,N=48,K=32 fp32`."""
+        """The name of the target, such as `gemm/packed M=64,N=48,K=32 fp32`."""
         return f"{self.op}/{self.kernel} {self.case_id} {self.scheme}"
 
     def record(self, device: str, seed: int) -> Record:
-        """The record of a reading, which lacks its run, its machine and what was found."""
+        """A record for a reading of this target.  The run, the machine and the result are still missing."""
         return Record(
             kind="bench",
             run_id="",
@@ -55,55 +55,54 @@ class Target:
 
 @dataclass(frozen=True)
 class Side:
-    """Where the processes of one side run, and what they measure."""
+    """One side of an A/B: the tree in which its processes run, and the targets that they measure."""
 
     label: str
-    """The side's name for a reader: a kernel's name, a revision, `working tree`."""
+    """The side's name in outputs: the name of a kernel, a revision, or `working tree`."""
     targets: Mapping[str, Target]
-    """Target by comparison.  A comparison without a target on this side is MISSING."""
+    """The target of each comparison.  A comparison without a target on this side is MISSING."""
     tree: Path = ROOT
-    """Folder that holds this side's `kernels`, `reference` and `roofline`."""
+    """The folder that contains this side's `kernels`, `reference` and `roofline`."""
     commit: str | None = None
     dirty: bool | None = None
     files: tuple[Path, ...] = ()
-    """Files that register kernels from outside the tree."""
+    """The files that register kernels from outside the tree."""
     slow_down: float = 0.0
-    """Time added to every call, as a share of the call's time: the injected slowdown of a self-test."""
+    """The injected slowdown of a self-test: time added to every call, as a share of the call's time."""
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """For `compare`: the functions to call, in the form of `compare.pack`, in place of a kernel."""
+    """For `compare`, the functions that are called instead of a kernel, as packed by `compare.pack`."""
     within: Path | None = None
-    """The tree of another repository that has the kernels; if there are `files`, those that they register."""
+    """The tree of another repository that has the kernels.  With `files`, only kernels that `files` register count."""
     import_path: str = ""
-    """PYTHONPATH for the tree of another repository."""
+    """The PYTHONPATH of this side's processes, if the kernels are in another repository."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sides A (the baseline) and B (the candidate)."""
+    """The sides A (the baseline) and B (the candidate) of an A/B."""
 
     a: Side
     b: Side
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The comparisons in order: those of side A."""
+        """The keys of the comparisons, in the order of side A's targets."""
         return tuple(self.a.targets)
 
     def side(self, name: SideName) -> Side:
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
-        """Why `key` cannot be compared: side B lacks the kernel."""
+        """Why the comparison `key` is impossible, if side B lacks the kernel; else None."""
         if key in self.b.targets:
             return None
         return f"{self.a.label} has {self.a.targets[key].id}, {self.b.label} has not: removed or renamed"
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
-    """The case with the most FLOPs and the case with the most bytes, in the order of `cases`; the last one of a tie.
+    """The case with the most FLOPs and the case with the most bytes, in the order of `cases`; the last one in a tie.
 
-    There are two, because the largest matrix product of a model is bound by compute and its longest weight by memory;
-    often one case is both.
+    A model's largest matrix product is bound by compute, and its longest weight by memory.  Often both are one case.
     """
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     costs: dict[Case, Cost] = {}
@@ -119,12 +118,12 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
 
 
 Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""What `JobRunner.list` returns for two trees: kernels, cases and schemes by op."""
+"""The results of `JobRunner.list` for two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)
 class Subset:
-    """What to compare: ops, kernels, cases and schemes; an empty field means its default."""
+    """The ops, kernels, cases and schemes to compare.  An empty field means the default of the field."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -143,18 +142,18 @@ class Subset:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """The wanted schemes of an op; its first scheme if the caller named no scheme and the op lacks the engine's."""
+        """The wanted schemes of an op.  Its first scheme if the caller named none and the op lacks the engine's."""
         names = [name for name in self.scheme_names if name in schemes]
         return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """The named cases that the op has (`taken`); else all cases of the named suite; else the largest cases of the
-        device's suite."""
+        """If the caller named cases, those that the op has (`taken`).  Else, if the caller named a suite, all its
+        cases.  Else the largest cases of the device's default suite."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(subset: Subset) -> Comparison:
-    """Side A with the first named kernel, side B with the second; a file names the kernels that it registers.
+    """Side A has the first named kernel, side B has the second.  A file names the kernels that it registers.
 
     Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme.
     """
@@ -184,7 +183,7 @@ def two_kernels(subset: Subset) -> Comparison:
 
 
 def check_names(listed: Listed, subset: Subset) -> None:
-    """Raises `ValueError` on an op, kernel, scheme or suite that the caller asked for and that neither revision has."""
+    """Raises `ValueError` if the caller asked for an op, kernel, scheme, case or suite that no revision has."""
     ops = [side[op] for side in listed for op in side]
     for what, names, there in (
         ("op", subset.ops, {op for side in listed for op in side}),
@@ -201,11 +200,11 @@ def check_names(listed: Listed, subset: Subset) -> None:
 
 
 def two_trees(a: Side, b: Side, listed: Listed, subset: Subset) -> tuple[Comparison, list[str]]:
-    """The kernels of two revisions, whose sides have no targets yet, and why some are left out.
+    """Gives the sides of two revisions their targets.  Returns the comparison, and notes on kernels that are left out.
 
-    `listed` is what `JobRunner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer
-    has is MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
-    neither side is left out with its name, and so is an op without any comparison.
+    `listed` is what `JobRunner.list` returns for each revision.  A kernel, case or op of side A that B no longer has is
+    MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
+    neither side is left out, and so is an op without any comparison; the notes name them.
     """
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
@@ -240,7 +239,7 @@ def two_trees(a: Side, b: Side, listed: Listed, subset: Subset) -> tuple[Compari
 
 
 def _lack(subset: Subset, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
-    """What an op lacks, so that there is nothing to compare; empty if it lacks nothing."""
+    """What an op lacks (kernel, case or scheme), so that there is nothing to compare; empty if it lacks nothing."""
     if not names:
         return f"no kernel {' or '.join(subset.kernels)}"
     if not cases:

@@ -1,17 +1,16 @@
-"""What decides SLOWER: from evidence to a verdict, from verdicts to an exit status.  Nothing here runs anything.
+"""Makes verdicts from evidence, and an exit status from verdicts.  This file runs nothing.
 
-SLOWER needs all of these: a one-sided 95% bound beyond both the threshold and 0.5 us; a second, independent batch of at
-least five pairs, whose own estimate lies beyond both too, and with which the bound of both batches stays beyond them; a
-false-discovery rate of at most 5% over all the kernels in question; a device activity that differs from the other
-side's; an effect larger than identical code shows on this machine.  (A bound for the second batch alone would square
-the power: 36% instead of 60% at 3%.) FASTER needs the same.  SAME is also a finding: both bounds lie inside the
-threshold, and the pairs were measured in turn.  Without turns, the bound must be `BEYOND_DRIFT` times what the machine
-may have drifted (`records.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes, and neither
-does an UNRESOLVED that could not have shown three times the change that matters.
+SLOWER needs all of these.  A one-sided 95% bound exceeds both the threshold and 0.5 us.  A second, independent batch of
+at least five pairs has an estimate that also exceeds both, and so does the bound of both batches together.  (A bound
+for the second batch alone would square the power: 36% instead of 60% at 3%.)  The false-discovery rate over all judged
+kernels is at most 5%.  The device activities of the sides differ.  The effect is larger than the noise floor.
+FASTER needs the same.  SAME needs both bounds inside the threshold, and pairs that were measured in turn.  If the sides
+were not measured in turn, the bound must be `BEYOND_DRIFT` times the possible drift of the machine (`evidence.drift`).
+Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED does not pass if the pairs could
+not have shown three times the change that matters.
 
-The noise floor of a machine is the effect that its A/A comparisons showed although there was none.  The cache folder
-keeps the floor, which can only turn a verdict into UNRESOLVED.
-"""
+The noise floor of a machine is the effect that A/A comparisons showed, although there was none.  The cache folder keeps
+the noise floor.  It can only turn a verdict into UNRESOLVED."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 
 KEPT = 50
-"""Number of A/A comparisons that are kept for each kernel, the newest."""
+"""For each kernel, this many A/A comparisons are kept, the newest ones."""
 ENOUGH = 5
-"""From this many A/A comparisons on, a noise floor is a percentile of them; with fewer, it is the widest bound."""
+"""With this many A/A comparisons or more, a noise floor is a percentile of them; with fewer, it is the widest bound."""
 SUITE_PAIRS = 12
-"""Least pairs if several kernels are judged at once: with fewer, no p-value is small enough for 100 kernels."""
+"""The least pairs if several kernels are judged together: with fewer, no p-value is small enough for 100 kernels."""
 BOUNDED_PAIRS = 5
-"""Least pairs that have a one-sided 95% bound: 2**-5 is the first power of 1/2 below 5%."""
+"""The least pairs that have a one-sided 95% bound, because 2**-5 is the first power of 1/2 below 5%."""
 EXIT_STATUS: dict[Verdict, ExitStatus] = {
     "INCORRECT": ExitStatus.INCORRECT,
     "FAILED": ExitStatus.INCORRECT,
@@ -49,19 +48,19 @@ EXIT_STATUS: dict[Verdict, ExitStatus] = {
     "FASTER": ExitStatus.DONE,
 }
 UNSEEN = 3.0
-"""An UNRESOLVED passes only if an effect of this many thresholds could have been seen."""
+"""An UNRESOLVED passes only if an effect of this many thresholds could have been detected."""
 BEYOND_DRIFT = 10.0
-"""Sides that were not measured in turn decide only where the effect's bound is this many drifts of the machine."""
+"""If the sides were not measured in turn, the bound of an effect must be this many times the possible drift."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a difference."""
+    """The size of a change that counts as a difference.  Both limits must be exceeded."""
 
     threshold: float = 0.02
-    """Relative change of the time that matters; 0.02 is 2%."""
+    """The relative change of the time that matters; 0.02 is 2%."""
     floor_s: float = 0.5e-6
-    """Absolute change that matters: a few percent of a 3 us kernel are within the timer's resolution."""
+    """The change in seconds that matters, because a few percent of a 3 us kernel are below the timer's resolution."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -70,31 +69,31 @@ class Rules:
             raise ValueError(f"floor-us: expected 0 or more microseconds, below a second, got {self.floor_s * 1e6}")
 
     def margin(self, baseline_s: float) -> float:
-        """The log ratio beyond which a slower time counts, for a kernel that took `baseline_s`."""
+        """The log ratio that a slower time must exceed to count, for a kernel that took `baseline_s`."""
         return math.log1p(max(self.threshold, self.floor_s / baseline_s))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one comparison: medians of fresh processes by pair, and what made the comparison stop."""
+    """The evidence on one comparison: pairs of medians of fresh processes, and the reason if it has no result."""
 
     key: str
     first: tuple[tuple[float, float], ...] = ()
-    """Seconds (side A, side B) of each pair of the first batch, in time order."""
+    """The seconds (side A, side B) of each pair of the first batch, in time order."""
     second: tuple[tuple[float, float], ...] = ()
-    """Seconds (side A, side B) of each pair of the confirmation, in time order."""
+    """The seconds (side A, side B) of each pair of the confirming batch, in time order."""
     broken: tuple[Verdict, str] | None = None
-    """INCORRECT, FAILED, MISSING or INVALID, with the reason."""
+    """INCORRECT, FAILED, MISSING or INVALID, with the reason; None if there is no such fault."""
     identical: bool = False
-    """Whether both sides showed the same device activity."""
+    """Whether both sides had the same device activity."""
     noise_floor: float | None = None
-    """Relative effect that identical code showed on this machine; None if it was not measured."""
+    """The relative effect that identical code showed on this machine; None if it was not measured."""
     unconfirmed: str = ""
-    """Why the second batch is missing or too short, although the first batch called for one."""
+    """Why the second batch is missing or too short, although the first batch called a difference."""
     drifting: str = ""
-    """Why the pairs may show only a drift of the machine: the sides were not measured in turn; empty if they were."""
+    """Why the pairs may show only a drift of the machine; empty if the sides were measured in turn."""
     drift: float = math.inf
-    """How far the machine may have drifted between such sides, as a log ratio."""
+    """The possible drift between sides that were not measured in turn, as a log ratio."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,16 @@ class Outcome:
     verdict: Verdict
     reason: str
     baseline_s: float | None = None
-    """Median of side A."""
+    """The median of side A."""
     candidate_s: float | None = None
-    """Side A's median and the effect; so the two times and the effect are one statement."""
+    """The time of side B, computed from side A's median and the effect, so that both times agree with the effect."""
     effect: float | None = None
     effect_low: float | None = None
     effect_high: float | None = None
     smallest_visible_effect: float | None = None
-    """The smallest effect that these pairs would have called a difference with a chance of 80%."""
+    """The smallest effect that these pairs would have called a difference with a probability of 80%."""
     unseen: bool = False
-    """Whether it is UNRESOLVED, and not even `UNSEEN` times the change that matters could have been seen."""
+    """Whether the verdict is UNRESOLVED, and even `UNSEEN` times the change that matters was not detectable."""
     pairs_for_1_percent: float | None = None
     p_value: float | None = None
     """The p-value, adjusted for all comparisons of the run."""
@@ -139,7 +138,7 @@ def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
 
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> ExitStatus:
-    """The exit status of a run; a run without outcomes has the status of INVALID."""
+    """The exit status of a run.  A run without outcomes has the exit status of INVALID."""
     return ExitStatus.first({status_of(outcome, strict) for outcome in outcomes} or {ExitStatus.INVALID})
 
 
@@ -151,7 +150,7 @@ def status_of(outcome: Outcome, strict: bool) -> ExitStatus:
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
-    """SLOWER or FASTER if the bound of these pairs lies beyond the margin."""
+    """SLOWER or FASTER if the bound of these pairs exceeds the margin, else None."""
     if not pairs:
         return None
     effect, margin = _estimate(pairs, rules)
@@ -161,7 +160,7 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
-    """The effect of B over A, and the margin beyond which it counts."""
+    """The effect of side B over side A, and the margin that the effect must exceed to count."""
     return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
 
@@ -172,7 +171,7 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
     """The p-value of "B is slower (or faster) by no more than the margin"; 1 if the first batch calls no `verdict`.
 
-    Over both batches.  The second batch runs only if the first calls a difference, so this value is larger than needed.
+    It is for both batches.  Because the second batch runs only if the first calls a difference, it is conservative.
     """
     if _called(item.first, rules) != verdict:
         return 1.0
@@ -182,7 +181,7 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """`p_values` belong to SLOWER and to FASTER; `several` says whether other kernels are judged at the same time."""
+    """The outcome for one item.  `p_values`: for SLOWER and FASTER.  `several`: other kernels are judged too."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -216,7 +215,7 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
 
 
 def _ratio(log: float) -> float | None:
-    """Converts a log ratio to a ratio minus one; None for a ratio that no pairs can bound."""
+    """Converts a log ratio to a ratio minus one; None if the log ratio is infinite or very large."""
     return math.expm1(log) if abs(log) < 700 else None
 
 
@@ -254,7 +253,7 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """The noise floor of A/A comparisons, each an unsigned (effect, furthest bound); None without an A/A comparison."""
+    """The noise floor of A/A comparisons, each an absolute (effect, widest bound); None without A/A comparisons."""
     if not effects:
         return None
     if len(effects) < ENOUGH:
@@ -263,19 +262,19 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
-    """The unsigned (effect, furthest bound) of an A/A outcome, as `floor_of` takes it; none if the outcome has none."""
+    """The absolute (effect, widest bound) of an A/A outcome, for `floor_of`; empty if the outcome has no bounds."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
-    """Noise floors of a machine by comparison; empty if no A/A ran on it."""
+    """The noise floors of a machine by comparison; empty if no A/A ran on this machine."""
     floors = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
     return {key: floor for key, floor in floors.items() if floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
-    """Adds the outcomes of an A/A run to the kept outcomes of the machine; an unmeasured comparison adds nothing."""
+    """Adds the outcomes of an A/A run to the kept outcomes of the machine, except those that were not measured."""
     effects_by_key = _known_effects(machine_key)
     for outcome in outcomes:
         if effects := effects_of(outcome):

@@ -1,1 +1,1 @@
-"""Helpers that every room may use: the clock, texts and JSON, exit statuses, git, and the code in a cubin."""
+"""Helpers for all packages of `bench`: the clock, texts and JSON, exit statuses, git, and the code in a cubin."""

@@ -6,13 +6,13 @@ import hashlib
 import struct
 
 CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
-"""Name prefixes of the cubin sections that hold instructions and constants."""
+"""The prefixes of the names of cubin sections with instructions and constants."""
 
 
 def code_hash(cubin: bytes) -> str:
     """SHA-256 over a cubin's instructions and constants, which are sections of an ELF file (System V ABI, "Sections").
 
-    Raises `ValueError` unless it is a little-endian 64-bit ELF file.
+    Raises `ValueError` if `cubin` is no little-endian 64-bit ELF file.
     """
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {cubin[:6]!r}")

@@ -1,4 +1,4 @@
-"""Converts JSON values to the types that a dataclass declares: one check for our records and for other tools' files."""
+"""Converts JSON values to the types that a dataclass declares, for Rooflab's records and for files of other tools."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _hints = cache(get_type_hints)
 
 
 def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
-    """Converts a JSON object to the dataclass `kind`; fields that the class does not have are ignored.
+    """Converts a JSON object to the dataclass `kind`.  Fields that the class does not have are ignored.
 
-    Raises `ValueError` with `place` and the path of a value that is missing, has another type, or is refused by its
-    class.
+    Raises `ValueError` if a value is missing, has a wrong type, or is refused by its class.  The message has `place`
+    and the path of the value.
     """
     with _at(place):
         value: Kind = _decode(kind, values, "")
@@ -27,7 +27,7 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
-    """The fields of the dataclass `kind` that a JSON object has, by name.  Raises `ValueError` as `decoded` does."""
+    """The fields of the dataclass `kind` that a JSON object has, by name.  Raises `ValueError` like `decoded`."""
     with _at(place):
         return {name: _decode(hint, values[name], name) for name, hint in _hints(kind).items() if name in values}
 

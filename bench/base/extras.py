@@ -1,4 +1,4 @@
-"""The extras of the package: which of them installs a module that is missing."""
+"""Tells which extra of the package installs a missing module."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MODULES = {
     "serve": ("fastapi", "uvicorn", "h11", "uvloop", "zmq", "prometheus_client", "aiohttp"),
     "replicas": ("ray",),
 }
-"""The modules that commands import of each extra.  The extras `cuda`, `tracing` and `published` are not here: the one
-place that uses each of them asks for it."""
+"""For each extra, its modules that commands import.  The extras `cuda`, `tracing` and `published` are not listed: only
+one file uses each of them, and that file checks for the extra."""
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A module of an extra is not installed; the message says how to install it."""
+    """A module of an extra is not installed.  The message says how to install the extra."""
 
     def __init__(self, module: str, extra: str):
         super().__init__(f"{module}: is not installed; pip install 'rooflab[{extra}]'", name=module)
@@ -30,7 +30,7 @@ def missing(error: ImportError) -> MissingExtra | None:
 
 
 def need(*extras: str) -> None:
-    """Raises `MissingExtra` if a module of these extras is not installed, before a command begins its work."""
+    """Raises `MissingExtra` if a module of these extras is not installed.  Called before a command begins its work."""
     for extra in extras:
         for module in MODULES[extra]:
             if find_spec(module) is None:

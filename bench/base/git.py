@@ -1,4 +1,4 @@
-"""Runs git on a repository."""
+"""Runs git commands on a repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIT_S = 120.0
 
 
 def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:
-    """git's output in English; ignores any repository that environment variables name.
+    """Runs git in `root` and returns its English output.  Variables such as `GIT_DIR` are ignored.
 
     If git fails, raises `ValueError` with git's message; with `may_fail`, returns the message with the output.
     """
@@ -31,7 +31,7 @@ def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") ->
 
 
 def git_says(root: Path, *arguments: str) -> str | None:
-    """git's output; None if git fails or is not installed."""
+    """Runs git in `root` and returns its output; None if git fails or is not installed."""
     with suppress(ValueError):
         return git(root, *arguments)
     return None

@@ -1,4 +1,4 @@
-"""Values as JSON's types and as Markdown.  Does not import torch, so a process that does not need torch starts fast."""
+"""Converts values to JSON's types and to Markdown.  It does not import torch, so processes without torch start fast."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 from rooflab.roofline.names import visible
 
 Json = Any
-"""A value in the types of JSON: in a record, in a row that is shown, or between two processes."""
+"""A value in JSON's types: in a record, in a row of a table, or in a message between two processes."""
 JsonObject = Mapping[str, Json]
 Row = dict[str, Json]
-"""A row of a table."""
+"""One row of a table: values by the name of the column."""
 _PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
 def plain(value: object) -> Json:
-    """`value` in JSON's types; paths, and numbers that JSON cannot hold, become texts."""
+    """Converts `value` to JSON's types.  Paths, and numbers that JSON cannot represent, become texts."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def plain(value: object) -> Json:
 
 
 def number_of(name: str, value: Json) -> float:
-    """The number that `plain` wrote, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
+    """The number that `plain` has converted; `nan` and `inf` are texts there.  Raises `ValueError` on other values."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -44,7 +44,7 @@ def number_of(name: str, value: Json) -> float:
 
 
 def in_utc(text: str) -> str:
-    """Converts an ISO 8601 time to UTC, so that times sort as their texts do; a time without a zone counts as UTC.
+    """Converts an ISO 8601 time to UTC, so that sorted texts are sorted times.  A time without a zone counts as UTC.
 
     Raises `ValueError` on any other text.
     """
@@ -60,9 +60,9 @@ _COMMA = re.compile(r"[-+]?\d[\d.]*,\d+")
 
 
 def number_in(text: str, place: str) -> float | None:
-    """The number that another tool wrote, also as `1,234.5` or `nan`; None if the text is words.
+    """The number in a text of another tool, also `1,234.5` or `nan`; None if the text is no number.
 
-    Raises `ValueError` with the place on a decimal comma: without the comma it would be another number.
+    Raises `ValueError`, with `place` in the message, on a decimal comma, because the number would be read wrong.
     """
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
@@ -73,18 +73,18 @@ def number_in(text: str, place: str) -> float | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first non-blank line of an error's text; CUDA's errors continue with advice."""
+    """The first non-blank line of an error's text.  CUDA's errors have advice in the lines after it."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class Marked(str):
-    """A text that already is Markdown."""
+    """A text that is already Markdown, so that it needs no escapes."""
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a Markdown table; a column whose name ends with `:` holds numbers and is aligned to the right.
+    """The lines of a Markdown table.  If the name of a column ends with `:`, the column is aligned to the right.
 
-    No character of a cell is markup, except in a `Marked` cell; None is an empty cell.
+    Markup in a cell is escaped, except in a `Marked` cell.  None gives an empty cell.
     """
     rule = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
     return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
@@ -96,12 +96,12 @@ def _line(cells: Iterable[object]) -> str:
 
 
 def markdown_cell(text: str) -> Marked:
-    """A text as one cell of a Markdown table, in which no character is markup."""
+    """A text as one cell of a Markdown table, with all markup escaped."""
     return Marked(re.sub(r"([\\`*<|\[~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(" ".join(text.split()))))
 
 
 def markdown_code(name: str) -> Marked:
-    """A name as code in a cell; as entities if a code span cannot hold it, because parsers differ on a backslash."""
+    """A name as code in a cell, with entities if a code span cannot hold it, because parsers differ on a backslash."""
     shown = visible(name)
     if shown.strip() == shown and not set("`|\\") & set(shown):
         return Marked(f"`{shown}`")

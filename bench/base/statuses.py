@@ -1,4 +1,4 @@
-"""Exit statuses of the commands."""
+"""The exit statuses of the commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """The exit status of a command; if several apply, the first in this order is taken."""
+    """The exit status of a command.  If several statuses apply, the command ends with the first one in this class."""
 
     USAGE = 2
     INTERRUPTED = 130
     BROKEN = 14
-    """A kernel has broken the CUDA context: a fresh process must do the remaining work."""
+    """A kernel has broken the CUDA context.  A fresh process must do the remaining work."""
     INCORRECT = 11
     INVALID = 13
     SLOWER = 10
@@ -21,5 +21,5 @@ class ExitStatus(IntEnum):
 
     @classmethod
     def first(cls, statuses: Collection[int]) -> ExitStatus:
-        """The first of the statuses in `statuses`, in the order of this class."""
+        """The member of `statuses` that comes first in this class."""
         return next((status for status in cls if status in statuses), cls.DONE)

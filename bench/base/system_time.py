@@ -1,9 +1,9 @@
-"""The system's functions of `time`, even where a program replaced those of Python's own module.
+"""The original functions of the module `time`, even if a program has replaced the functions in `time`.
 
-A frozen clock (freezegun in a test) or a module that patches `time.perf_counter` would make a loop that waits for a
-time run for ever, or publish a tenth of a time.  So the timing code in `bench` calls a second instance of the built-in
-module, which no other code can reach.  A call is as fast as one of `time`; libc's `clock_gettime` by ctypes takes
-0.8 us.
+With a frozen clock (freezegun in a test) a loop that waits for a time would never end.  A module that patches
+`time.perf_counter` could publish a tenth of a time.  So the timing code in `bench` uses a second instance of the
+built-in module, which no other code can reach.  A call is as fast as a call of `time`; libc's `clock_gettime` by ctypes
+takes 0.8 us.
 """
 
 from importlib.machinery import BuiltinImporter

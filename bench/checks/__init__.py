@@ -1,1 +1,1 @@
-"""`rooflab check`: which checks are made, of listed or of drawn cases, and the summary of their results."""
+"""The checks of `rooflab check`: their choice, from listed or drawn cases, and the summary of the results."""

@@ -1,4 +1,4 @@
-"""Makes the checks that a command asks for, sums them up, and says what to run again."""
+"""Makes the checks of a command, summarizes the results, and names the commands that show failures again."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ def run_checks(
     limit_s: float = math.inf,
     into: dict[int, CheckResult] | None = None,
 ) -> list[CheckResult]:
-    """Makes checks, and calls `done` with each result as it comes.
+    """Makes checks, and calls `done` with each result as soon as it is there.  Also gives its record to `writer`.
 
-    With a limit, the kernels take turns, and results are left out as `Checkers.each` says; the time counts from when
-    the processes have started.  Otherwise interpreted kernels come first, because they take longest.  Gives a record of
-    each check to `writer` at once.  Returns the results in the order of `checks`, and puts each at once `into` its
-    place.
-    """
+    With a limit, the kernels take turns, and results may be missing as in `Checkers.each`; the time counts from the
+    moment when the processes have started.  Without a limit, interpreted kernels come first, because they take longest.
+    Returns the results in the order of `checks`.  Also puts each result, as soon as it is there, in the mapping `into`
+    under its index in `checks`."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
     ranks = (
@@ -51,8 +50,8 @@ def run_checks(
 
 
 def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
-    """For each failure, the command that shows it; drawn cases are made as small as possible while they still fail,
-    within `limit_s` seconds in all."""
+    """For each failure, yields the command that shows it.  A drawn case is first made smaller, as long as it fails.
+    This takes at most `limit_s` seconds for all failures."""
     ends = time.monotonic() + limit_s
     for failed in failures:
         spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
@@ -77,7 +76,7 @@ def size_of(result: CheckResult) -> int:
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
-    """Returns one row per check."""
+    """Returns one table row for each check, with its kernel, case, error and status."""
     names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
     return [
         {"op": result.op, "kernel": result.kernel, "case": result.case.id}
@@ -88,8 +87,8 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
-    """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  Kernels of
-    `asked` without a result have a row too: `unknown` if checks were left out and no result says what is right."""
+    """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
+    `asked` has a row even without a result.  It is `unknown` if checks were left out and no result judges it."""
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):

@@ -1,9 +1,8 @@
-"""The checks that a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
-pairs of values in the time that there is; and how a failing case is made small.
+"""Chooses the checks of a command, and makes a failing case smaller.
 
-A principle is a kind of inputs on which kernels go wrong that are right on usual inputs; a check is drawn for it
-(`CheckTask.principle`, from `DomainPoint.principle` or the case).
-"""
+Cases are listed by the user, or drawn by a seed from an op's domain.  Drawn cases cover pairs of values as far as time
+allows.  A principle is a kind of inputs for which kernels are often wrong, although they are right on usual inputs.
+A check may be drawn for a principle (`CheckTask.principle`, from `DomainPoint.principle` or from the case)."""
 
 from __future__ import annotations
 
@@ -25,39 +24,39 @@ from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
 HOW = "otherwise"
-"""The axis in addition to the axes of the case: which of `CheckTask.ways` a check of the case uses."""
+"""The name of an axis that is added to the axes of a case.  Its value is the one of `CheckTask.ways` for the check."""
 TRIES = 25
-"""The most checks that make one failing case small."""
+"""The largest number of checks to make one failing case smaller."""
 
 
 TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
-"""Sizes at which a program takes several tiles; used for the first of these axes that a case has."""
+"""Sizes at which a program computes several tiles.  Only the first of these axes that the case has gets its size."""
 BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
-"""The largest other sizes in such a case, so that a check of all planted sets takes a few seconds in the emulator."""
+"""The largest sizes of the other axes, so that a check of all adversarial sets takes a few seconds in the emulator."""
 
 
 class Most(NamedTuple):
-    """The most drawn cases of an op, and the most work of one case."""
+    """Limits for drawn cases: the number of cases of an op, and the amount of work of one case."""
 
     cases: int
     elements: int
-    """The number of elements of all inputs."""
+    """The largest number of elements of all inputs together."""
     flops: float
     rows: int
-    """The number of rows of the first input of an op without a matrix product: most kernels have a CTA for each row."""
+    """For an op without a matrix product: the rows of the first input.  Most kernels have a CTA for each row."""
     side: int
-    """The longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile."""
+    """For an op with a matrix product: the longest dimension of an input.  Kernels have a CTA or step for each tile."""
 
 
 ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
-"""Limits with which a call takes tens of milliseconds on one core of a CPU, which also computes the oracle."""
+"""Limits on hardware: a call takes tens of milliseconds on one CPU core, which also computes the oracle."""
 IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
-"""Limits with which a check takes a few seconds in the emulator or in Triton's interpreter; half a minute at most.  A
-product over 4,771 rows took three."""
+"""Limits in the emulator or in Triton's interpreter: a check takes a few seconds, and at most half a minute.  A product
+with 4,771 rows took three."""
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
-    """The checks of every kernel of a selection on every case of the selection, in every scheme."""
+    """The checks of every kernel in `chosen` on every case in `chosen`, in every scheme."""
     return [
         CheckTask(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
@@ -68,13 +67,13 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 
 
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
-    """The checks of a selection's kernels, with cases from the domain of their op.
+    """The checks of the kernels in `chosen`, with cases from the domain of each op.
 
-    The smoke cases come first, in every scheme.  Then edge cases, the most different first, and drawn cases follow in
-    turn, each in one scheme, which changes from case to case.  A drawn case also has one of `CheckTask.ways` and one
-    planted set of inputs.  A kernel that runs in software has all sets only on smoke cases: in every scheme on the
-    first, in the last scheme on the others.  With `every`, edge cases run in every scheme, and the op's own cases with
-    all planted inputs. The first check of each principle comes first.
+    The smoke cases come first, in every scheme.  Then edge cases (most different first) and drawn cases alternate, each
+    in one scheme, which changes from case to case.  A drawn case uses one of `CheckTask.ways` and one adversarial set.
+    A kernel that runs in software has all adversarial sets only on smoke cases: on the first case in every scheme, on
+    the others in the last scheme.  With `every`, edge cases run in every scheme, and the op's own cases have all
+    adversarial sets.  The first check of each principle is moved to the front.
     """
     checks = []
     for op, kernels in chosen.kernels.items():
@@ -101,8 +100,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """The checks that a kernel takes: without options that it refuses, or else in another scheme; and the first
-    check of each kind that it refuses, which says so."""
+    """The checks in a variant that the kernel takes: without refused options, or in another scheme.  Also the first
+    check of each kind that the kernel refuses, so that its result reports the refusal."""
     refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for item in asked:
         item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
@@ -117,19 +116,19 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """The principle of a case with a tensor of no elements; empty for any other case."""
+    """The principle `EMPTY` if a tensor of the case has no elements, else an empty text."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
     return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
-    """The most that is drawn for a kernel on a device; it is less where the kernel runs in software."""
+    """The limits of drawn cases for a kernel on a device.  The limits are lower if the kernel runs in software."""
     return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's own
-    `numbers` if there are any; no points for an op that states no domain."""
+    """The points that cover the op's domain and `CheckTask.ways`; empty if the op has no domain.  If there are
+    `numbers`, which come from the kernel's file, every third point lies near one of these numbers."""
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -141,8 +140,8 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] =
 
 @cache
 def own_numbers(path: Path) -> tuple[int, ...]:
-    """The integers from 2 to 2**20 in a kernel's file and in C++ that the file names or holds: block sizes, limits,
-    defaults.  Larger numbers are left out, because no case has such a size."""
+    """The integers from 2 to 2**20 in a kernel's file, and in the C++ that the file names or contains: tile sizes,
+    limits, defaults.  Larger integers are left out, because no case has such a size."""
     text, numbers = path.read_text(encoding="utf-8"), set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
@@ -155,7 +154,7 @@ def own_numbers(path: Path) -> tuple[int, ...]:
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
-    """The integer of a literal, or of a product, a power or a shift of two."""
+    """The integer value of a literal, or of a product, a power or a shift of two literals."""
     match node:
         case ast.Constant(value=int(value)):
             yield int(value)
@@ -171,7 +170,7 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """A small case in which a program takes several tiles; None for an op whose programs never do."""
+    """A small case in which a program computes several tiles; None if no axis of `TILED` applies to the op."""
     case = spec.cases["smoke"][0]
     along = next((name for name in TILED if name in case), "")
     if not along or (along == "H" and "D" in case):  # there H is a number of heads
@@ -182,10 +181,10 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """The cases in an order in which each case has the most settings that no earlier case has; sizes are no settings.
+    """Sorts cases so that each next case has the most settings that no earlier case has.  Sizes are no settings.
 
-    Options stand in the last cases of most lists.  In this order 74 wrong kernels took 414 checks instead of 477; the
-    fault of a window longer than the keys showed in check 21 instead of 59.
+    Most lists have options only in the last cases.  In this order 74 wrong kernels took 414 checks instead of 477.  The
+    fault of a window longer than the keys was found in check 21 instead of 59.
     """
     left, ordered, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while left:
@@ -202,13 +201,13 @@ def _settings(case: Case) -> set[tuple[str, Scalar]]:
 
 
 def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
-    """The simplest case that still fails, found with at most `TRIES` calls of `fails`."""
+    """The simplest case for which `fails` is true, found with at most `TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
     return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
 
 
 def _wider(domain: Domain) -> Domain:
-    """The domain with the additional axis `HOW`, which changes no case."""
+    """The domain with the additional axis `HOW`.  The axis does not change the case of a point."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != HOW})
@@ -217,7 +216,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """The case as the op defines it; None if the op does not have the case, or if the case is too much work."""
+    """The case with the values `made`; None if the op refuses the case, or if the case exceeds the limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -233,7 +232,7 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """The turn of each check among the checks of its kernel; the first check that the kernel takes comes first."""
+    """For each check, its position among the checks of its kernel.  The first check that the kernel takes gets 0."""
     turns, begun, turn_of_each = Counter[str](), set[str](), []
     for item in checks:
         name, spec = item.kernel.id, registry.get_op(item.kernel.op)
@@ -246,12 +245,12 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
 
 
 EMPTY, TILES = "empty", "several tiles"
-"""Names of principles."""
+"""The names of two principles: a tensor without elements, and a program that computes several tiles."""
 Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """The first item, then the first of each principle, then the others; a limit of time leaves out the last ones."""
+    """Sorts items: the first item, then the first item of each principle, then the rest, which a time limit may cut."""
     places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early = {0, *(place for principle, place in places.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]

@@ -1,4 +1,4 @@
-"""Facts read from compiled code with no GPU: loops, instruction counts, widths, occupancy, options without effect.
+"""Facts from compiled code, without a GPU: loops, instruction counts, widths, occupancy, options without effect.
 
-`bench/compile/static.py` compiles.  The other files read the compiled code, store it, and compare two revisions.
+`bench/compile/static.py` compiles kernels.  The other files read compiled code, store it, and compare two revisions.
 """

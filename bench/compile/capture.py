@@ -1,7 +1,7 @@
-"""Turns every launch of Triton, Gluon and CUDA C++ into a compilation, in the compiling process and with no GPU.
+"""Turns every launch of Triton, Gluon and CUDA C++ into a compilation, in the compiling process and without a GPU.
 
-A fake driver stands for the GPU.  The kernel's own launcher is called with meta tensors, so that Triton specialises the
-kernel as in a GPU run: a meta tensor's address is 0, which is as aligned as a device allocation.
+A fake driver replaces the GPU.  The kernel's own launcher is called with meta tensors.  Triton specialises the kernel
+as in a GPU run, because a meta tensor's address is 0, which is as aligned as a device allocation.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 DEFAULT_STAGES = 3
-"""Triton's `num_stages` where a launch or a `triton.Config` does not set it."""
+"""Triton's `num_stages` if neither a launch nor a `triton.Config` sets it."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launched kernel, compiled."""
+    """One kernel launch, with the compiled kernel."""
 
     name: str
     backend: str
     """`triton`, `gluon` or `cuda`."""
     target: str
-    """The architecture given to the assembler, such as `sm_90a`; an older disassembler prints it without the `a`."""
+    """The architecture given to the assembler, such as `sm_90a`.  An older disassembler prints `sm_90`."""
     grid: tuple[int, ...]
     num_warps: int
     num_stages: int
     cubin: bytes
     ptx: str
     shared_bytes: int
-    """Bytes per block; for CUDA C++ only the dynamic part, which the launch adds to what the code declares."""
+    """Shared memory per CTA in bytes.  For CUDA C++ only the dynamic part: the code declares the static part."""
     threads: int | None
-    """Threads per block; None where only the compiled code says it."""
+    """Threads per CTA; None if only the compiled code has this number."""
     ctas: int
-    """Blocks of the whole grid; each block of a cluster counts."""
+    """CTAs of the whole grid; each CTA of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's IR of the kernel, which still shows the requested options."""
+    """Triton's or Gluon's IR of the kernel.  The IR still shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher set."""
+    """The options that the launcher set, such as `num_warps`."""
     source_hash: str = ""
     tried: int = 0
-    """How many configs an autotuner tries before this one."""
+    """The number of configs that an autotuner tries before this one."""
     compiled: Any = None
-    """Triton's own object of the compiled kernel; None for CUDA C++."""
+    """Triton's object of the compiled kernel; None for CUDA C++."""
     log: Callable[[], str] = str
-    """Returns the assembler's log; called only where the log matters, because the call may compile once more."""
+    """Returns the assembler's log.  Called only if the log is needed, because the call may compile once more."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Two launches with the same key launch the same kernel."""
+        """The key of the launch.  Two launches with the same key launch the same kernel."""
         return self.name, self.source_hash, self.grid, self.threads, self.shared_bytes
 
 
 class FakeDriver:
-    """A driver with one GPU that Triton can compile for and cannot run on."""
+    """A driver with one GPU.  Triton can compile kernels for this GPU, but cannot run them on it."""
 
     def __init__(self, sm: int, properties: Mapping[str, int], device: str = "meta"):
         self.target = GPUTarget("cuda", sm, 32)
@@ -82,7 +82,7 @@ class FakeDriver:
 
 @contextmanager
 def driven_by(driver: FakeDriver) -> Iterator[None]:
-    """Makes `driver` Triton's inside the `with` block."""
+    """Makes `driver` the active driver of Triton inside `with`."""
     active = triton.runtime.driver
     before = active._active  # `active` would look for a GPU
     active.set_active(driver)
@@ -93,7 +93,7 @@ def driven_by(driver: FakeDriver) -> Iterator[None]:
 
 
 def check_internals() -> None:
-    """Raises `RuntimeError` where this Triton lacks an internal that this file replaces."""
+    """Raises `RuntimeError` if this version of Triton lacks an internal function that this file replaces."""
     code = getattr(JITFunction.run, "__code__", None)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
     tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
@@ -106,7 +106,7 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Makes every launch a compilation for `sm`, and appends it to `launches` unless its grid is empty."""
+    """Inside `with`, a launch only compiles for `sm`, and is appended to `launches`, unless its grid is empty."""
     check_internals()
     run, tune = JITFunction.run, Autotuner.run
     unsaid: set[str] = set()
@@ -123,7 +123,7 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compiles each config that the autotuner would try, and times none of them."""
+        """Compiles each config that the autotuner would try, without timing any config."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         for number, config in enumerate(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs):
             if config.pre_hook is not None:
@@ -170,7 +170,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
 
 
 def _num_warps(kernel: Any) -> int:
-    """The requested number of warps; the number in the metadata includes specialised warps."""
+    """The requested number of warps.  The number in the metadata also includes specialised warps."""
     match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
     return int(match[1]) if match else int(kernel.metadata.num_warps)
 
@@ -180,7 +180,7 @@ def _target(kernel: Any) -> str:
 
 
 def ptxas_log(kernel: Any) -> str:
-    """Assembles the PTX once more and returns ptxas's log."""
+    """Assembles the kernel's PTX once more, and returns ptxas's log."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -190,15 +190,15 @@ def ptxas_log(kernel: Any) -> str:
 
 
 _STAGES = re.compile(r"-DSTAGES=(\d+)")
-"""How this lab's CUDA C++ is told the slots of its ring."""
+"""The option that gives Rooflab's CUDA C++ kernels the number of slots of the ring in shared memory."""
 _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 
 
 @contextmanager
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
-    """Makes every launch of a `CudaKernel` a compilation for `arch`, and appends it to `launches`.
+    """Inside `with`, a launch of a `CudaKernel` only compiles for `arch`, and is appended to `launches`.
 
-    It changes the class itself, so that the way in which a kernel's module imported `load` does not matter.
+    The class itself is changed, so that it does not matter how a kernel's module has imported `load`.
     """
     from rooflab.kernels import _cuda
 

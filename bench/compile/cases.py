@@ -1,4 +1,4 @@
-"""Chooses what `rooflab static` compiles: per dtype a suite's case with the most work, for Hopper with H100 limits."""
+"""Chooses what `rooflab static` compiles for Hopper and an H100: by default each kernel on a suite's largest case."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from rooflab.roofline.occupancy import (
 )
 
 COMPILED = ("triton", "gluon", "cuda")
-"""Backends whose kernels have compiled code of our own."""
+"""The backends whose kernels have compiled code that Rooflab or the user wrote."""
 SUITES = ("llama3_8b",)
 
 
 class KernelCase(NamedTuple):
-    """One kernel on one case: what is compiled, emulated or predicted."""
+    """One kernel on one case, to compile, emulate or predict."""
 
     op: str
     kernel: str
     case: Case
     scheme: Scheme
     file: Path | None = None
-    """The file that registers the kernel, where it is not in the tree."""
+    """The file that registers the kernel; None if the kernel is in the tree."""
     config: Any = None
-    """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
+    """The config of a tunable kernel (a `config_type`); None lets the launcher choose."""
 
     @property
     def label(self) -> str:
-        """`gemm/tensor_core M=...,N=... bf16`."""
+        """A name for output, such as `gemm/tensor_core M=...,N=... bf16`."""
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
 
     @property
     def is_launcher(self) -> bool:
-        """Whether it is a function that is not registered: its op is its file (`launchers.selected`)."""
+        """Whether the kernel is a launcher that is not registered.  Then `op` is its file (`launchers.selected`)."""
         return self.op.endswith(".py")
 
     @property
     def registered(self) -> Kernel:
-        """The kernel; for a launcher that is not registered, one that cannot run in this process."""
+        """The registered kernel.  For a launcher that is not registered, a `Kernel` that cannot run in this process."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for another process."""
+        """The fields as JSON values, to send them to another process."""
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
         asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
         return {**asked, "file": file, "config": config}
@@ -71,22 +71,21 @@ def _not_here() -> NoReturn:
 
 @dataclass(frozen=True)
 class Query:
-    """What `rooflab static` is asked to compile."""
+    """The kernels and cases that the user wants `rooflab static` to compile."""
 
     op: str | None = None
     kernels: Sequence[str] = ()
-    """Names, or files that register kernels; empty means all."""
+    """Names of kernels, or files that register kernels; empty means all kernels."""
     suites: Sequence[str] = SUITES
     cases: Sequence[str] = ()
     schemes: Sequence[str] = ()
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
-        `every_case`; or the given `cases`.
+        """For each kernel and scheme, the case of `suites` with the most work, among those that the kernel takes.  With
+        `every_case`, all cases of `suites` that the kernel takes.  If `cases` are given, those that the kernel takes.
 
-        With `only_ids` only kernels with these ids are selected.  Raises `ValueError` on an unknown name.
-        """
+        With `only_ids` only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         chosen = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
@@ -111,13 +110,13 @@ class Query:
 def can_keep(kernel: Kernel) -> bool:
     """Whether a kernel's compiled code depends only on the tree's sources and on package versions.
 
-    A CUDA C++ compiler may come from a toolkit outside the packages, and such a toolkit can change under the same name.
+    For CUDA C++ this is false: the compiler may come from a toolkit outside the packages, which can change silently.
     """
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
-    """The cases that the kernel takes, the case with the least work first."""
+    """The cases that the kernel takes, sorted by work, the least work first."""
     costed = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -128,7 +127,7 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Kernels with compiled code, each with the file that registers it, or None for a kernel of the tree."""
+    """Kernels with compiled code, each with the file that registers the kernel, or None if it is in the tree."""
     chosen = choose_kernels(op, names)
     for kernel, file in chosen if names else ():
         if file is None:
@@ -140,23 +139,23 @@ def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | 
 
 
 def has_code(kernel: Kernel) -> bool:
-    """Whether a kernel has compiled code that is the tree's or the user's own, and no installed package's."""
+    """Whether a kernel has compiled code that is in the tree or in a user's file, and not in an installed package."""
     return kernel.has_code and (kernel.role != "peer" or kernel.file is not None)
 
 
 def check_backend(kernel: Kernel) -> None:
-    """Raises `ValueError` unless the kernel has compiled code of our own."""
+    """Raises `ValueError` if the kernel's backend is not in `COMPILED`."""
     if kernel.backend not in COMPILED:
         backends = " or ".join(COMPILED)
         raise ValueError(f"kernel: expected one in {backends}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
 ARCHITECTURE, SM = "sm_90a", 90
-"""The compilers' name of Hopper; the `a` adds Hopper's own instructions, such as wgmma, which no later GPU runs."""
+"""The compilers' names of Hopper.  The `a` enables instructions such as wgmma, which only Hopper has."""
 
 
 def device_for(gpu: str | None = None) -> Device:
-    """The GPU called `gpu`, or an H100.  Raises `ValueError` on an unknown GPU, and on a GPU that is not Hopper."""
+    """The GPU called `gpu`, by default an H100.  Raises `ValueError` if the GPU is unknown or is not Hopper."""
     device = get_device(gpu or "h100-sxm")
     major, minor = device.compute_capability
     if 10 * major + minor != SM:
@@ -165,7 +164,7 @@ def device_for(gpu: str | None = None) -> Device:
 
 
 def properties() -> dict[str, int]:
-    """An H100's properties for which a launcher may ask Triton's driver."""
+    """The properties of an H100 that a launcher may ask Triton's driver for."""
     device = device_for()
     limits = limits_of(device)
     return {
@@ -180,7 +179,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """CTAs that an H100 holds at once: one on each SM at least.  Without `registers` a thread has the most."""
+    """The CTAs that an H100 holds at once, at least one per SM.  If `registers` is None, the maximum is assumed."""
     device = device_for()
     held = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, held.ctas_per_sm)

@@ -1,6 +1,6 @@
-"""The process in which `static.py` compiles kernels and reads the result, with the tools that Triton bundles.
+"""The program of the process in which `static.py` compiles kernels and reads the result, with Triton's bundled tools.
 
-`static.py` starts it without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
+`static.py` starts the process without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ Answer = dict[str, Any]
 
 
 class CaseRefused(ValueError):
-    """The kernel does not exist, or says itself that it does not take the case."""
+    """The kernel does not exist, or it says that it does not take the case."""
 
 
 def launches_of(
     kernel: registry.Kernel, case: Case, scheme: Scheme, config: Mapping[str, Any] | None = None
 ) -> list[Launch]:
-    """Compiles everything that `kernel` launches for a case, with its own config or the fields of another.
+    """Compiles everything that `kernel` launches for a case.  `config`: fields of a config to use instead of its own.
 
-    Raises `CaseRefused` where the kernel does not take the case, and every exception of its launcher or the compiler.
+    Raises `CaseRefused` if the kernel does not take the case, and every exception of the launcher or the compiler.
     """
     spec = registry.get_op(kernel.op)
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -88,7 +88,7 @@ _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "bac
 
 
 def describe(launches: Sequence[Launch]) -> list[Answer]:
-    """The fields of `static.CompiledInfo` of each kernel and grid that was launched."""
+    """The fields of `static.CompiledInfo`, for each kernel and grid that was launched."""
     counts = Counter(launch.key for launch in launches)
     return [_fields(launch, counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
 
@@ -114,18 +114,18 @@ def _fields(launch: Launch, launches: int) -> Answer:
 
 
 def _warnings(log: str) -> list[str]:
-    """The assembler's warnings about code with wgmma, for example that its products wait for one another."""
+    """The assembler's warnings about code with wgmma, for example that products wait for one another."""
     return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
 
 
 def _threads(launch: Launch) -> int:
-    """Threads per block; with warp specialisation, more than 32 * num_warps."""
+    """Threads per CTA; with warp specialisation, more than 32 * num_warps."""
     sizes = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
     return int(sizes[0]) if sizes else 32 * launch.num_warps
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
-    """`{"kernels": [...]}`: one entry for each launched kernel and grid."""
+    """Answers a request to compile: `{"kernels": [...]}`, with one entry for each launched kernel and grid."""
     launches = _launcher(request) if request["op"].endswith(".py") else _registered(request)
     if not launches:
         name = f"{request['op']}/{request['kernel']}"
@@ -149,7 +149,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """The launches of a function that is not registered; its tensors have values, because it may read them."""
+    """The launches of a launcher that is not registered.  Its tensors have values, because it may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
@@ -159,7 +159,7 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """`{"selected": [...]}`: what `cases.Query` selects in this process's tree."""
+    """Answers a request to select: `{"selected": [...]}`, with what `cases.Query` selects in this process's tree."""
     file_of = _own(request)
     if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
@@ -171,14 +171,14 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """The kernels of a repository that is not Rooflab's, with their files; None in a tree of Rooflab."""
+    """The files of kernels by id, in a repository that is not Rooflab's; None in a tree of Rooflab."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to a request of `static.py`, or `{"error": text, "where": place, "refused": whether by rule}`."""
+    """Answers a request of `static.py`; after a failure by `{"error": text, "where": place, "refused": bool}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
@@ -191,14 +191,14 @@ def answer(request: Mapping[str, Any]) -> Answer:
 
 TOOL_TIMEOUT_S = 120.0
 _RESERVED = 1024
-"""Bytes of a block's shared memory that the driver keeps for itself."""
+"""The bytes of a CTA's shared memory that the driver keeps for itself."""
 _LABEL = re.compile(r"`\(([^)]+)\)")
 _RESOURCES = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """One kernel of a cubin."""
+    """The facts about one kernel in a cubin."""
 
     target: str
     """The architecture, such as `sm_90a`."""
@@ -207,15 +207,15 @@ class Cubin:
     stack_bytes: int
     """Stack bytes per thread: spilled registers and local arrays."""
     static_shared_bytes: int
-    """Bytes per block that the code itself declares."""
+    """Shared memory per CTA, in bytes, that the code itself declares."""
     sass: str
     """The machine code as `cuobjdump -sass` prints it."""
     indirect: dict[int, tuple[int, ...]]
-    """Possible targets of each indirect branch, by the branch's address."""
+    """The possible targets of each indirect branch, by the address of the branch."""
 
 
 def read_cubin(cubin: bytes, name: str) -> Cubin:
-    """The kernel called `name`.  Raises `RuntimeError` where the tools fail, `ValueError` where it is missing."""
+    """Reads the kernel called `name`.  Raises `RuntimeError` if a tool fails, `ValueError` if the kernel is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -237,7 +237,7 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
 
 
 def _text(code: sass.SassFunction) -> str:
-    """The code as cuobjdump prints it, with addresses in place of labels."""
+    """The code as cuobjdump prints it, with addresses instead of labels."""
 
     def address(label: re.Match[str]) -> str:
         return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]

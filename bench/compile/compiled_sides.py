@@ -1,4 +1,4 @@
-"""The two sides of a comparison of compiled code: a revision and the working tree, each with its processes."""
+"""The two sides of a comparison of compiled code: a revision and the working tree.  Each has its own processes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rooflab.bench.revisions.repository import files_in, import_path, repository
 from rooflab.bench.revisions.trees import check_contract, checked_out
 
 Item = dict[str, Any]
-"""A `KernelCase` as JSON, whether the store may keep its code, and the op or file that it belongs to."""
+"""A `KernelCase` as JSON, with a flag whether the store may keep its code, and with its op or file (`part`)."""
 
 
 @dataclass(frozen=True)
 class CompiledTree:
-    """One tree and the processes that compile it."""
+    """One tree, and the processes that compile its kernels."""
 
     label: str
     workers: Pool
     tree: str
-    """The hash of its sources."""
+    """The hash of the tree's sources."""
     path: Path = OWN_TREE
     within: Mapping[str, Any] = field(default_factory=dict)
-    """Of a repository that is not Rooflab's: its tree (`within`) and the `files` of it that register the kernels."""
+    """For another repository than Rooflab's: its tree (`within`), and its `files` that register the kernels."""
 
     def select(self, query: Query) -> list[Item]:
-        """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
+        """The items that the query selects in this tree.  Raises `ValueError` if the tree's process fails."""
         try:
             answer = self.workers.ask({"do": "select", "query": asdict(replace(query, kernels=())), **self.within})
         except ChildFailed as failed:
@@ -45,7 +45,7 @@ class CompiledTree:
 
 @contextmanager
 def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
-    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
+    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` if git does not know `revision`."""
     # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
     with checked_out(root, revision) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
@@ -66,7 +66,7 @@ def own_side() -> CompiledTree:
 
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """A revision and the working tree, of this tree or of another repository with kernels of its own."""
+    """A revision and the working tree.  Both belong to Rooflab, or to another repository that has the kernels."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
         with revision_side(OWN_TREE, revision) as base:

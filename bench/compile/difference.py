@@ -1,4 +1,4 @@
-"""How the compiled code of one kernel differs between two trees, and which differences fail a pull request."""
+"""Compares the compiled code of kernels between two trees, and decides which differences fail a pull request."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ Verdict = Literal[
 ]
 FAILED: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
 Identity = tuple[str, str, str, str]
-"""Op, kernel, scheme and case."""
+"""The op, kernel, scheme and case that identify an item in both trees."""
 _PATHS = (*TENSOR_CORES, "none")
 _WORKS_NOW: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
-"""Where only the base does not compile: because it fails, or because it refuses."""
+"""The verdicts if only the base does not compile: FIXED if the compilation fails, NOT COMPARED on a refusal."""
 
 
 @dataclass(frozen=True)
 class CodeChange:
-    """One kernel on one case in one dtype, this tree compared with another."""
+    """The comparison of one kernel on one case in one scheme between two trees."""
 
     op: str
     kernel: str
     scheme: str
     case_id: str
     verdict: Verdict
-    """SAME: the same machine code on the same grids.  CHANGED: other code, without a difference that fails.  NOT
-    COMPARED: a side refuses the case, as where a package is not installed."""
+    """SAME: the same machine code on the same grids.  CHANGED: different code, without a difference that fails.  NOT
+    COMPARED: a side refuses the case, for example because a package is not installed."""
     sentences: tuple[str, ...]
-    """The differences, as `before -> now`; the reason for the verdict comes first."""
+    """The differences, written as `before -> now`.  The reason for the verdict comes first."""
     before: tuple[Summary, ...] = ()
     now: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """The fields of the comparison as JSON values."""
         sides = {"before": [s.to_json() for s in self.before], "now": [s.to_json() for s in self.now]}
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
-    """11 where a kernel has new spills, lost its tensor cores or does not compile; else 13 where a kernel is gone or
-    nothing was compared; else 0.  What the difference does not touch is the same and need not be compared."""
+    """The status: 11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel is gone
+    or nothing was compared; else 0.  `untouched`: other kernels were not affected, so comparing nothing is no fault."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILED):
         return ExitStatus.INCORRECT
@@ -78,7 +78,7 @@ _COUNTED: dict[Verdict, str] = {
 
 
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
-    """All verdicts in one line."""
+    """The counts of all verdicts in one line."""
     counts = Counter(change.verdict for change in changes)
     parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
     status = exit_status(changes, untouched)
@@ -104,7 +104,7 @@ def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
 def changed(
     identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
 ) -> CodeChange:
-    """The verdict on a kernel that both trees have; `note` is one more sentence for the verdict."""
+    """The verdict on a kernel that both trees have.  `note` is an additional sentence for the verdict."""
     if isinstance(now, CompileFailure):
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
@@ -134,8 +134,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Pairs of launches: by name where the names are the same, else in order.  Empty where the numbers of launches
-    differ; then the best tensor-core path and the most spilled bytes represent each side."""
+    """Pairs of launches: by name if both sides have the same names, else in order.  Empty if the numbers of launches
+    differ; then each side is represented by its best tensor-core path and its most spilled bytes."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -178,7 +178,7 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Options without effect that had an effect before or were not requested; then options that take effect again."""
+    """First options that lost their effect or are new and have no effect; then options that have an effect again."""
     failed = {option.name for summary in before for option in summary.options if not option.took_effect}
     fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
     worse = [option.sentence for name, option in fails.items() if name not in failed]
@@ -187,7 +187,7 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
 
 
 def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
-    """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
+    """The text for a pull request: the verdict, and a table of the kernels that are not SAME."""
     shown = [change for change in changes if change.verdict != "SAME"]
     order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
@@ -201,11 +201,11 @@ def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) 
 
 
 Pair = tuple[Item | None, Item | None]
-"""The base's item and the head's matching item; None where a tree has no such item."""
+"""The base's item and the matching item of the head; None if a tree has no such item."""
 
 
 def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[Pair], bool]:
-    """What the query picks and the difference from a revision touches, and whether there is more, which is the same."""
+    """The pairs of the query that the difference from `revision` affects, and whether the query has other pairs too."""
     changed, trees = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
@@ -223,7 +223,7 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
 
 
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
-    """All that the query picks in either tree.  Raises `ValueError` where that is nothing, or a process fails."""
+    """All items that the query selects in either tree.  Raises `ValueError` if it selects none, or a process fails."""
     before, after = base.select(query), head.select(query)
     theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in after}
     theirs |= {_id(item): item for item in after}  # of several cases each is paired with itself
@@ -244,9 +244,9 @@ def compare_pairs(
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> list[CodeChange]:
-    """Compares pairs of items, in order of op, kernel and dtype; calls `done` after each compilation.
+    """Compares pairs of items, and calls `done` after each compilation.  The result is sorted by op, kernel and scheme.
 
-    Raises `ValueError` where a tree's process fails.
+    Raises `ValueError` if a tree's process fails.
     """
     old = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
     broken = [result for result in old.values() if isinstance(result, CompileFailure) and not result.refused]
@@ -259,7 +259,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns the other tree's item at this item's case; at its own case if that tree's cases have other keys."""
+    """Returns `other` with the case of `item`; `other` unchanged if the cases of the two trees have different keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -1,4 +1,4 @@
-"""A launcher of any project, without a registered op: `path.py::function`, and its arguments by shapes and values."""
+"""Launchers of any project, without a registered op: `path.py::function`, with arguments given by shapes and values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TENSOR = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
 
 
 def function_of(text: str) -> Callable[..., Any]:
-    """The function called `name` in the file of `path.py::name`.  Raises `ValueError` if it is missing."""
+    """The function that `path.py::name` names.  Raises `ValueError` if the file or the function is missing."""
     file, _, name = text.partition("::")
     path = Path(file)
     if not name or path.suffix != ".py" or not path.is_file():
@@ -45,10 +45,10 @@ def _module(path: Path) -> ModuleType:
 
 
 def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> KernelCase:
-    """The launcher as a kernel that is not registered: its op is its file, and its case has the arguments.
+    """The launcher as a `KernelCase` of an unregistered kernel.  The op is its file, and the case has the arguments.
 
-    `shapes` are such as `x=64x96,weight=96:bf16`, with `dtype` for a tensor without its own; `arguments` such as
-    `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another form.
+    An example of `shapes` is `x=64x96,weight=96:bf16`; a tensor without a dtype gets `dtype`.  An example of
+    `arguments` is `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another format.
     """
     dtype = dtype or "fp32"
     if dtype not in DTYPES:
@@ -72,7 +72,7 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
 
 
 def texts_of(arguments: str) -> dict[str, str]:
-    """Numbers, booleans, None, lists and words of `eps=1e-6,causal=true,sizes=[1,2,3]`, as texts by name."""
+    """The values in a text such as `eps=1e-6,causal=true,sizes=[1,2,3]`, as texts by name."""
 
     def read(name: str, value: str) -> str:
         _value(value)
@@ -92,7 +92,7 @@ def _value(text: str) -> Any:
 
 
 def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
-    """The arguments of a case: tensors of normal numbers on the CPU, and the other values."""
+    """The arguments of a case: CPU tensors of normally distributed numbers, and the other values."""
     generator, inputs = torch.Generator().manual_seed(seed), dict[str, Any]()
     for name, value in case.items():
         if not _TENSOR.fullmatch(value):
@@ -104,7 +104,7 @@ def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
 
 
 def check_named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where the names are not those of the function's parameters."""
+    """Raises `ValueError` if the names in `inputs` do not fit the parameters of `function`."""
     try:
         inspect.signature(function).bind(**inputs)
     except TypeError as error:

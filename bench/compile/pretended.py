@@ -1,7 +1,7 @@
-"""An H100 that is not there: tensors on the CPU say that they are on it, and `torch.cuda` answers for it.
+"""A pretended H100: tensors on the CPU report a CUDA device, and `torch.cuda` answers as on an H100.
 
-A launcher asks for the device of its tensors, makes outputs there, and asks the card for its SMs and streams.  What
-cannot be answered without a card, such as a time, is refused by name.
+A launcher asks for the device of its tensors, makes outputs there, and asks the GPU for its SMs and streams.  Questions
+that need a real GPU, such as times, raise an error with the name of the function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.bench.compile.cases import SM, device_for, properties
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
-"""Calls that return the tensor itself."""
+"""Methods that return the tensor itself on the pretended GPU."""
 _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
@@ -30,9 +30,9 @@ _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 
 
 class OnGpu(TorchFunctionMode):
-    """While active, tensors on the CPU say that they are on `GPU`, and what is sent to `GPU` stays on the CPU.
+    """While this mode is active, CPU tensors report the device `GPU`, and tensors sent to `GPU` stay on the CPU.
 
-    It remembers the tensors whose addresses were asked for: a kernel may find them by pointers in memory.
+    The mode remembers each tensor whose address was asked for, because a kernel may read it through a pointer.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class OnGpu(TorchFunctionMode):
 
 
 def _on_cpu(device: Any) -> Any:
-    """Returns the CPU in place of any CUDA device, and any other device unchanged."""
+    """Returns the CPU if `device` is a CUDA device; any other device is returned unchanged."""
     if isinstance(device, int) and not isinstance(device, bool):
         return _CPU
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
@@ -64,39 +64,39 @@ def _on_cpu(device: Any) -> Any:
 
 
 class _Event:
-    """An event: everything before it is done."""
+    """An event of the pretended GPU.  All work before the event is already done."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Does nothing: no work is under way."""
+        """Does nothing, because there is no pending work."""
 
     wait = synchronize = record
 
     def query(self) -> bool:
-        """Returns True: the event has happened."""
+        """Returns True, because the event has already happened."""
         return True
 
     def elapsed_time(self, other: Any) -> NoReturn:
-        """Raises `RuntimeError`."""
+        """Raises `RuntimeError`, because the emulator has no times."""
         raise RuntimeError("torch.cuda.Event.elapsed_time: the emulator has no times")
 
 
 class _Stream(_Event):
-    """The only stream."""
+    """The only stream of the pretended GPU."""
 
     cuda_stream, stream_id, device = 0, 0, GPU
 
     def record_event(self, event: Any = None) -> Any:
-        """Returns an event on this stream."""
+        """Returns `event`, or a new event, on this stream."""
         return event or _Event()
 
     wait_stream = wait_event = _Event.record
 
 
 class _Guard(nullcontext[None]):
-    """Stands for `torch.cuda.device` and similar guards; there is only one device."""
+    """Replaces `torch.cuda.device` and similar guards, because there is only one device."""
 
     idx = prev_idx = 0
 
@@ -113,7 +113,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 @contextmanager
 def pretended_gpu() -> Iterator[OnGpu]:
-    """An H100 for torch inside the `with` block."""
+    """Makes torch see a pretended H100 inside `with`."""
     card, limits = device_for(), properties()
     device_properties = SimpleNamespace(
         name=card.full_name,
@@ -157,7 +157,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
 
 @contextmanager
 def pretended_card(device: str = "cuda:0") -> Iterator[None]:
-    """`pretended_gpu`, for Triton too, whose driver says that tensors are on `device`: for files that ask at import."""
+    """Makes torch and Triton see a pretended H100, for files that need a GPU at import.  Triton sees it as `device`."""
     # Not at the top: the first import of Triton fixes its interpreter mode.
     from rooflab.bench.compile.capture import FakeDriver, driven_by
 

@@ -1,6 +1,6 @@
-"""SASS as `cuobjdump -sass` and `nvdisasm -c` print it: functions, and what instructions move, read and write.
+"""Parses SASS as printed by `cuobjdump -sass` or `nvdisasm -c`: functions, and what instructions move, read and write.
 
-`cuobjdump` prints a branch's target as an address, `nvdisasm` as a label.  An unknown instruction only counts as one
+`cuobjdump` prints a branch's target as an address, `nvdisasm` as a label.  An unknown instruction counts only as one
 issue slot.
 """
 
@@ -28,20 +28,20 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "special_function": ("MUFU",),
     "barrier": ("BAR", "SYNCS", "WARPGROUP", "DEPBAR", "LDGDEPBAR", "WARPSYNC", "UCGABAR_WAIT"),
 }
-"""Families of instructions, by the part of the opcode before the first dot.
+"""The families of instructions.  A family has the parts of opcodes before the first dot.
 
-`tma`: copies by the tensor memory accelerator; `cp_async`: Ampere's copies that bypass the registers; `fma`:
-multiply-adds that compute a matrix product where no tensor core is used.
+`tma`: copies by the tensor memory accelerator.  `cp_async`: Ampere's copies that bypass the registers.  `fma`:
+multiply-adds, which compute a matrix product if the kernel uses no tensor core.
 """
 TENSOR_CORES = ("wgmma", "mma")
-"""Families of tensor-core instructions, the newest first."""
+"""The families of tensor-core instructions, the newest first."""
 TMA_STORES = ("UTMASTG", "UTMAREDG")
-"""Copies that send a tile of shared memory to global memory."""
+"""TMA copies from shared memory to global memory."""
 _FAMILY_OF = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
 _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _DEFAULT_WIDTH = 4
 WARPGROUP = 4
-"""Warps that execute one wgmma together."""
+"""The number of warps that execute one wgmma together."""
 
 _FUNCTION = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
 _LABEL = re.compile(r"^([.$\w][\w.$@]*):\s*$")
@@ -60,11 +60,11 @@ _WARP_MMA = ("HMMA", "QMMA", "IMMA")
 
 @dataclass(frozen=True)
 class SassInstruction:
-    """An instruction of SASS."""
+    """One SASS instruction."""
 
     address: int
     guard: str
-    """The predicate, such as `@!P0`; empty where the instruction always executes."""
+    """The predicate, such as `@!P0`; empty if the instruction always executes."""
     opcode: str
     """The opcode with its modifiers, such as `LDG.E.128`."""
     operands: str
@@ -76,7 +76,7 @@ class SassInstruction:
 
     @property
     def family(self) -> str | None:
-        """A key of `FAMILIES`, or None."""
+        """The family of the instruction, a key of `FAMILIES`; None if it belongs to no family."""
         return _FAMILY_OF.get(self.name)
 
     @cached_property
@@ -86,12 +86,12 @@ class SassInstruction:
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
-        """The operands, one by one."""
+        """The operands of the instruction, as separate texts."""
         return tuple(part.strip() for part in self.operands.split(",")) if self.operands else ()
 
     @property
     def bytes_per_thread(self) -> int:
-        """Bytes that a load or store moves per thread; 0 for a TMA copy, which moves a tile, and for all else."""
+        """Bytes that a load or store moves per thread; 0 for a TMA copy, which moves a tile, and other instructions."""
         if not self.name.startswith(("LD", "ST", "ATOM", "RED")) or self.name in ("LDC", "LDGDEPBAR"):
             return 0
         if self.name in ("LDSM", "STSM"):
@@ -111,27 +111,27 @@ class SassInstruction:
 
     @property
     def loads_async(self) -> bool:
-        """Whether this instruction fills shared memory without registers: cp.async, a TMA copy or a bulk copy."""
+        """Whether this instruction fills shared memory without registers, by cp.async, a TMA copy or a bulk copy."""
         return self.family == "cp_async" or self.fills_by_tma
 
     @property
     def fills_by_tma(self) -> bool:
-        """Whether one thread starts a copy to shared memory, whose bytes an mbarrier counts."""
+        """Whether this is a copy to shared memory that one thread starts, and whose bytes an mbarrier counts."""
         return self.name == "UTMALDG" or (self.name == "UBLKCP" and self.modifiers[:2] == ("S", "G"))
 
     @property
     def stores_global(self) -> bool:
-        """Whether this instruction stores registers to global memory, or adds them to the values there."""
+        """Whether this instruction stores registers to global memory, or adds registers to values there."""
         return self.family == "global_store" or self.name in ("RED", "REDG", "ATOM", "ATOMG")
 
     @property
     def commits(self) -> bool:
-        """Whether this instruction ends a group of wgmma for which code can wait."""
+        """Whether this instruction ends a group of wgmma, so that later code can wait for the group."""
         return self.is_wgmma and bool(_COMMIT.search(self.operands))
 
     @property
     def groups_left(self) -> int | None:
-        """For a wait for wgmma, the number of groups that may still run after the wait; None for all else."""
+        """For a wait for wgmma, the number of groups that may still run after the wait; else None."""
         if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers:
             return None
         return int(self.arguments[-1], 16)
@@ -143,7 +143,7 @@ class SassInstruction:
 
     @cached_property
     def mma_shape(self) -> tuple[int, int, int] | None:
-        """M, N, K of a matrix product; None for all else."""
+        """M, N and K of a matrix product; None for other instructions."""
         if self.is_wgmma:
             sizes = next((match for part in self.modifiers if (match := _SHAPE.fullmatch(part))), None)
             return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
@@ -153,13 +153,13 @@ class SassInstruction:
 
     @property
     def mma_flops(self) -> int:
-        """FLOPs of a matrix product, per warp (mma) or per warpgroup (wgmma); 0 for all else."""
+        """FLOPs of a matrix product, per warp (mma) or per warpgroup (wgmma); 0 for other instructions."""
         shape = self.mma_shape
         return 2 * shape[0] * shape[1] * shape[2] if shape else 0
 
     @property
     def mma_dtype(self) -> str:
-        """Operand dtype of a matrix product, by the names of `Device.matrix_flops_per_s`."""
+        """The operand dtype of a matrix product, with the names of `Device.matrix_flops_per_s`."""
         if self.name in ("IMMA", "IGMMA"):
             return "int8"
         if self.name in ("QMMA", "QGMMA"):
@@ -173,7 +173,7 @@ class SassInstruction:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Registers and predicates that the instruction reads, also its guard; of a wide operand, the first two."""
+        """Registers and predicates that the instruction reads, and its guard; only the first two of a wide operand."""
         return self._registers[1]
 
     @cached_property
@@ -189,7 +189,7 @@ class SassInstruction:
 
     @property
     def _width(self) -> int:
-        """Number of 32-bit registers in a result."""
+        """The number of 32-bit registers in the result."""
         shape = self.mma_shape
         if shape:
             return shape[0] * shape[1] // (32 * (WARPGROUP if self.is_wgmma else 1))
@@ -208,26 +208,26 @@ def _names(operand: str, width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class SassFunction:
-    """One kernel's code."""
+    """The SASS code of one kernel."""
 
     name: str
     instructions: tuple[SassInstruction, ...]
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Address by label; empty where the text has none."""
+    """The address of each label; empty if the text has no labels."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Possible targets of each indirect branch, by the branch's address; only `nvdisasm` prints them."""
+    """The possible targets of each indirect branch, by the address of the branch.  Only `nvdisasm` prints targets."""
 
 
 def width_bytes(opcode: str) -> int:
-    """Bytes a thread moves with a load or store of this opcode.
+    """The bytes that a load or store with this opcode moves per thread.
 
-    Only whole modifiers count: in `LDG.E.LTC128B` the modifier is a hint for the L2 cache, and the load has 4 bytes.
+    Only whole modifiers count.  In `LDG.E.LTC128B` the last modifier is a hint for the L2 cache; the load has 4 bytes.
     """
     return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), _DEFAULT_WIDTH)
 
 
 def parse(text: str) -> dict[str, SassFunction]:
-    """Every function in `text`, by name.  Raises `ValueError` where there is none."""
+    """Parses every function in `text`; the result is by name.  Raises `ValueError` if there is no function."""
     readings: dict[str, _Reading] = {}
     current: _Reading | None = None
     for line in text.splitlines():
@@ -242,7 +242,7 @@ def parse(text: str) -> dict[str, SassFunction]:
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
-    """The instructions of one kernel's text, with or without its heading.  Raises `ValueError` where there is none."""
+    """The instructions in the text of one kernel, with or without heading.  Raises `ValueError` if there is none."""
     reading = _Reading()
     for line in text.splitlines():
         reading.read(line)
@@ -252,7 +252,7 @@ def parse_code(text: str) -> tuple[SassInstruction, ...]:
 
 
 class _Reading:
-    """The part of a function that has been read so far."""
+    """The parser's state: the part of a function that was read so far."""
 
     def __init__(self) -> None:
         self.instructions: list[SassInstruction] = []
@@ -286,7 +286,7 @@ class _Reading:
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Number of instructions of every family of `FAMILIES`, from pairs of opcode and number of occurrences."""
+    """The number of instructions of every family in `FAMILIES`.  `opcodes`: pairs of opcode and occurrences."""
     counts = dict.fromkeys(FAMILIES, 0)
     for opcode, number in opcodes:
         family = _FAMILY_OF.get(opcode.partition(".")[0])
@@ -296,9 +296,9 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None, int | None]:
-    """Bytes per thread of the narrowest of the instructions called `names`, and of most of them; None without any.
+    """Of all instructions called `names`, the smallest and the most frequent width in bytes per thread; else None.
 
-    `opcodes` are pairs of opcode and number of occurrences.  Of two equally frequent widths, the narrower counts.
+    `opcodes`: pairs of opcode and occurrences.  If two widths are equally frequent, the narrower one counts.
     """
     counts: dict[int, int] = {}
     for opcode, number in opcodes:

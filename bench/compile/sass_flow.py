@@ -1,7 +1,7 @@
 """Control flow of SASS: basic blocks, natural loops, and the loop in which a kernel spends its time.
 
-Loops are found as in any compiler (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6): a back edge goes to a block
-that dominates its source, and the loop is every block that reaches the back edge without passing that block.
+Loops are found as usual (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).  A back edge goes from a basic block
+to its dominator, the head.  The loop is every basic block that reaches the back edge without passing the head.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ import networkx as nx
 from rooflab.bench.compile.sass import TENSOR_CORES, SassFunction, SassInstruction, count_families
 
 _START = -1
-"""A node before the entries of a function."""
+"""An additional node of the flow graph, before all entries of a function."""
 _ENDS = ("EXIT", "RET", "KILL")
 _BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
 _WORK = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
 _LONGEST_WAIT = 24
-"""Most instructions of a loop that counts as waiting: on sm_90a a polling loop has four to nine instructions."""
+"""A loop with more instructions is no waiting loop.  On sm_90a a polling loop has four to nine instructions."""
 _TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
 _CONDITION = re.compile(r"^!?U?P\d\b")
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One natural loop."""
+    """One natural loop of a kernel's code."""
 
     start: int
-    """Address of the loop's head."""
+    """The address of the loop's head."""
     depth: int
-    """Nesting depth: 1 for an outermost loop."""
+    """The nesting depth: 1 for an outermost loop."""
     innermost: bool
-    """Whether the loop contains no other loop; loops that only wait are ignored."""
+    """Whether the loop contains no other loop, except loops that only wait."""
     waits: bool
     """Whether the loop only polls a barrier, a register budget or a flag."""
     instructions: tuple[SassInstruction, ...]
-    """In order of address, including the instructions of inner loops."""
+    """The instructions in order of address, including those of inner loops."""
 
     @cached_property
     def opcodes(self) -> Mapping[str, int]:
-        """How often each opcode occurs in the loop."""
+        """The number of occurrences of each opcode in the loop."""
         return Counter(instruction.opcode for instruction in self.instructions)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Number of instructions of each family of `sass.FAMILIES`."""
+        """The number of instructions of each family of `sass.FAMILIES`."""
         return count_families(self.opcodes.items())
 
     @property
     def tensor_core_instructions(self) -> int:
-        """Number of tensor-core instructions of every kind."""
+        """The number of tensor-core instructions of all kinds."""
         return sum(self.counts[family] for family in TENSOR_CORES)
 
     @property
     def global_loads(self) -> int:
-        """Number of instructions that load data from global memory, by any path."""
+        """The number of instructions that load data from global memory, to registers or to shared memory."""
         return self.counts["global_load"] + self.counts["cp_async"] + self.counts["tma"]
 
 
 def find_loops(function: SassFunction) -> list[Loop]:
-    """Every loop of `function` that can be reached, in order of address."""
+    """Every loop of `function` that the code can reach, in order of address."""
     blocks, entries = _blocks(function)
     bodies = _natural_loops(blocks, entries)
     code = {
@@ -83,8 +83,8 @@ def find_loops(function: SassFunction) -> list[Loop]:
 
 
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
-    """The innermost loop with the most tensor-core instructions; without such instructions, the loop with the most
-    global loads; without global loads, the largest loop.  None where there is no loop."""
+    """The innermost loop with the most tensor-core instructions; without tensor-core instructions, the one with the
+    most global loads; without global loads, the largest.  None if there is no loop."""
     inner = [loop for loop in loops if loop.innermost]
     return max(
         inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
@@ -92,7 +92,7 @@ def hot_loop(loops: Sequence[Loop]) -> Loop | None:
 
 
 def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
-    """In warp-specialised code, the innermost loop of other warps that loads the data for `hot`; else None."""
+    """In warp-specialised code, the innermost loop in which other warps load the data for `hot`; else None."""
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
     others = [loop for loop in loops if loop.innermost and loop is not hot]
@@ -107,8 +107,8 @@ class _Block:
 
 
 def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
-    """Basic blocks by the address of their first instruction, and the entry addresses: the kernel's start and the
-    functions that it calls."""
+    """The basic blocks, by the address of the first instruction; and the entry addresses, which are the kernel's start
+    and the functions that the kernel calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
     referred = {target for addresses in targets.values() for target in addresses}
@@ -161,7 +161,7 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
 
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
-    """Addresses of the blocks of each loop, by the loop's head; back edges to the same head form one loop."""
+    """For each loop head, the addresses of the loop's basic blocks.  Back edges to the same head form one loop."""
     edges = [(head, after) for head, block in blocks.items() for after in block.successors & blocks.keys()]
     graph = nx.DiGraph([*edges, *((_START, entry) for entry in entries & blocks.keys())])
     graph = graph.subgraph({_START, *nx.descendants(graph, _START)})

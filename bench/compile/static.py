@@ -1,4 +1,4 @@
-"""Compiles Triton, Gluon and CUDA C++ kernels with no GPU, and reads the result: registers, spills, wgmma, TMA.
+"""Compiles Triton, Gluon and CUDA C++ kernels without a GPU, and reads the result: registers, spills, wgmma, TMA.
 
 The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  Separate processes
 (`compile_worker.py`) do the work, because a process under Triton's interpreter cannot compile.
@@ -22,11 +22,11 @@ from rooflab.reference.spec import Case
 
 WORKER = "rooflab.bench.compile.compile_worker"
 TIMEOUT_S = 300.0
-"""Time limit of one compilation, which normally takes about half a second."""
+"""The time limit of one compilation, in seconds.  A compilation normally takes about half a second."""
 
 
 class CompileFailure(RuntimeError):
-    """A kernel did not compile; the message comes from the compiler or the launcher."""
+    """A kernel did not compile.  The message comes from the compiler or the launcher."""
 
     def __init__(self, text: str, refused: bool = False):
         super().__init__(text)
@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
+    """Processes that compile the kernels of this tree, or of `tree`.  `import_path` is the processes' PYTHONPATH."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree)
@@ -53,12 +53,12 @@ OWN_TREE = Path(registry.__file__).resolve().parent.parent
 
 @cache
 def own_hash() -> str:
-    """The hash of this tree's sources, which do not change while the process runs."""
+    """The hash of this tree's sources.  The sources do not change while the process runs."""
     return tree_hash(OWN_TREE)
 
 
 def why_unanswered(failed: ChildFailed) -> str:
-    """Why a compiling process gave no answer, with the last lines that it wrote."""
+    """Why a compiling process gave no answer, with the last lines that the process wrote."""
     return f"the process ended with {failed.how}: {failed.words}" if failed.status is not None else str(failed)
 
 
@@ -71,48 +71,48 @@ class CompiledInfo:
     """The architecture, such as `sm_90a`."""
     grid: tuple[int, ...]
     launches: int
-    """How often the launcher launched this kernel on this grid."""
+    """The number of launches of this kernel on this grid."""
     num_warps: int
-    """The number that the launcher requested, without the warps that warp specialisation adds."""
+    """The number of warps that the launcher requested, without the warps that warp specialisation adds."""
     num_stages: int
     threads: int
-    """Threads per block; more than 32 * num_warps where warps are specialised."""
+    """Threads per CTA; more than 32 * num_warps if warps are specialised."""
     registers: int
     """Registers per thread."""
     stack_bytes: int
     """Stack bytes per thread, including spilled registers."""
     shared_bytes: int
-    """Shared-memory bytes per block."""
+    """Shared-memory bytes per CTA."""
     opcodes: Mapping[str, int]
-    """How often each SASS opcode occurs, with its modifiers (`HGMMA.64x128x16.F32.BF16`)."""
+    """The number of occurrences of each SASS opcode with its modifiers, such as `HGMMA.64x128x16.F32.BF16`."""
     ptx: str
-    """Triton's PTX; empty for CUDA C++, which NVRTC compiles directly to machine code."""
+    """Triton's PTX; empty for CUDA C++, because NVRTC compiles it directly to machine code."""
     sass: str
     """The machine code as `cuobjdump -sass` prints it."""
     backend: str = "triton"
     """`triton`, `gluon` or `cuda`."""
     ctas: int = 0
-    """Blocks of one launch; each block of a cluster counts."""
+    """CTAs of one launch; each CTA of a cluster counts."""
     ir: str = ""
-    """Triton's or Gluon's IR of the kernel, which shows the requested options."""
+    """Triton's or Gluon's IR of the kernel.  The IR shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Options that the launcher set: `num_warps`, `num_stages`."""
+    """The options that the launcher set, such as `num_warps` and `num_stages`."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Possible targets of each indirect branch, by the branch's address."""
+    """The possible targets of each indirect branch, by the address of the branch."""
     warnings: tuple[str, ...] = ()
     """The assembler's warnings about code with wgmma."""
     tried: int = 0
-    """How many configs Triton's autotuner tries before this one; a prediction is that of the first."""
+    """The number of configs that Triton's autotuner tries before this one.  Predictions use the first config."""
     code_hash: str = ""
-    """sha256 of instructions and constants: it stays the same when the source only moves to other lines."""
+    """sha256 of instructions and constants.  The hash does not change if the source only moves to other lines."""
 
     def count(self, *families: str) -> int:
-        """Number of instructions with these names, the opcode's part before the first dot (`HGMMA`, `LDL`)."""
+        """The number of instructions with these names.  A name is an opcode's part before the first dot (`HGMMA`)."""
         return sum(number for opcode, number in self.opcodes.items() if opcode.split(".")[0] in families)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Number of instructions of each family of `sass.FAMILIES` in the whole code."""
+        """The number of instructions of each family of `sass.FAMILIES` in the whole code."""
         return sass.count_families(self.opcodes.items())
 
     @cached_property
@@ -122,12 +122,12 @@ class CompiledInfo:
 
     @property
     def spill_loads(self) -> int:
-        """Loads from thread-local memory in the code."""
+        """The number of loads from thread-local memory in the code."""
         return self.counts["spill_load"]
 
     @property
     def spill_stores(self) -> int:
-        """Stores to thread-local memory in the code."""
+        """The number of stores to thread-local memory in the code."""
         return self.counts["spill_store"]
 
     @property
@@ -137,15 +137,15 @@ class CompiledInfo:
 
     @property
     def uses_warp_specialization(self) -> bool:
-        """Whether registers move between warps, which happens only between specialised warps."""
+        """Whether registers move between warps.  Only specialised warps do this."""
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
 Found = list[CompiledInfo] | CompileFailure
-"""The answer to a request: its launched kernels, or the failure."""
+"""The answer to a request: the launched kernels, or the failure."""
 _done: dict[KernelCase, list[CompiledInfo]] = {}
-"""Compiled kernels of this process's own tree, whose sources do not change while it runs.  Kernels with a requested
-config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
+"""The compiled kernels of this process's own tree, whose sources do not change while the process runs.  Kernels with a
+requested config are not kept: there may be a thousand configs, each with half a megabyte of text."""
 
 
 Done = Callable[[str], None]
@@ -154,10 +154,10 @@ Done = Callable[[str], None]
 def compile_kernels(
     requests: Sequence[KernelCase], store: Store | None = None, done: Done = lambda text: None
 ) -> list[Found]:
-    """For each request in order the kernels that it launches, compiled for sm_90a with no GPU; or why they are not.
+    """For each request in order, the launched kernels, compiled for sm_90a without a GPU; or the failure.
 
-    Calls `done` after each compilation.  With a `store`, code that the store holds for identical sources is not
-    compiled again.  Raises `ValueError` on a kernel that has no code of its own.
+    Calls `done` after each compilation.  With a `store`, code that the store has for identical sources is not compiled
+    again.  Raises `ValueError` on a kernel that has no compiled code of Rooflab or of the user.
     """
     for request in requests:
         if request.file is None:
@@ -180,9 +180,9 @@ def compile_in(
     store: Store | None = None,
     done: Done = lambda text: None,
 ) -> list[Found]:
-    """Compiles every message (a `KernelCase` as JSON) in `workers`, whose tree has the hash `tree`.
+    """Compiles every message (a `KernelCase` as JSON) in `workers`.  `tree` is the hash of the workers' tree.
 
-    The `store` keeps the answers for which `keeps` is true.
+    The `store` keeps each answer whose member of `keeps` is true.
     """
     keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
@@ -210,7 +210,7 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
-    """A compiled kernel from what `compile_worker.describe` says of it."""
+    """Makes the `CompiledInfo` of a kernel from its answer of `compile_worker.describe`."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

@@ -1,4 +1,4 @@
-"""What `rooflab static` prints and keeps: rows and records of compiled kernels."""
+"""The output of `rooflab static`: rows and records of compiled kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COLUMNS = (
     *("kernel", "scheme", "case", "config", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
     *("tail", "tensor", *COPIES, "load", "options"),
 )
-"""`spill`: stack bytes per thread; `smem`: bytes per block; `by`: what limits the CTAs per SM; `tensor` to `ldmatrix`:
-instructions in the hot loop; `load`: bytes per thread of the hot loop's narrowest and usual load; `options`: number of
-requested options that took no effect."""
+"""The columns of the table.  `spill`: stack bytes per thread.  `smem`: bytes per CTA.  `by`: the resource that limits
+CTAs per SM.  `tensor` to `ldmatrix`: instructions in the hot loop.  `load`: bytes per thread of the narrowest and of
+the usual load in the hot loop.  `options`: the number of requested options without effect."""
 AT_ONCE = 64
-"""Compilations whose text is in memory at the same time, half a megabyte each."""
+"""The number of compilations whose text is in memory at the same time.  Each text has half a megabyte."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class CompileResult:
 
     @property
     def status(self) -> Status:
-        """`OK`, `COMPILE_ERROR`, or `UNSUPPORTED` where the kernel does not take the case."""
+        """`OK`, `COMPILE_ERROR`, or `UNSUPPORTED` if the kernel does not take the case."""
         if self.failure is None:
             return "OK"
         return "UNSUPPORTED" if self.failure.refused else "COMPILE_ERROR"
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """The config's values: the requested ones, or the launcher's choice where nothing was tuned."""
+        """The values of the config: the requested config, or the config that the launcher chooses without tuning."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
             config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """The fields of the result as JSON values."""
         target, kernel = self.target, self.target.registered
         return {
             "op": target.op,
@@ -70,8 +70,8 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """What to compile: with the launcher's choice (None), the configs in `texts` (`block_m=64,...`), or every legal
-    config; the last two only for tunable kernels.  Raises `ValueError` on a config that a kernel lacks."""
+    """The targets with a config.  Tunable kernels get the configs in `texts` (`block_m=64,...`), or with `every` all
+    legal configs; else the launcher chooses (None).  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
@@ -90,7 +90,7 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
 def compile_targets(
     targets: Sequence[KernelCase], device: Device, store: Store | None, done: Done = lambda text: None
 ) -> list[CompileResult]:
-    """Compiles every target, calls `done` after each, and computes its occupancy and waves on `device`."""
+    """Compiles every target, calls `done` after each one, and computes occupancy and waves on `device`."""
     results = []
     for start in range(0, len(targets), AT_ONCE):
         part = targets[start : start + AT_ONCE]
@@ -137,7 +137,7 @@ def _range(worst: int | None, usual: int | None) -> str:
 
 
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
-    """All results in one line."""
+    """A summary of all results in one line."""
     kernels = {result.target.registered.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
@@ -150,7 +150,7 @@ def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
 
 
 def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
-    """One record of kind `static` for each result, in a new file of `folder`."""
+    """Writes one record of kind `static` for each result to a new file in `folder`.  Returns the path of the file."""
     writer, environment = RunWriter(folder), Environment.now()
     writer.write(*(_record(result, writer.run_id, environment) for result in results))
     return writer.path

@@ -1,4 +1,4 @@
-"""Compiled code on disk, so that `rooflab static` compiles nothing twice.
+"""Keeps compiled code on disk, so that `rooflab static` compiles nothing twice.
 
 An entry's name is a hash of everything on which the entry depends.  Entries never change and are written atomically.
 """
@@ -25,31 +25,31 @@ from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 
 PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "MLIR_", "DISABLE_", "ENABLE_", "USE_")
-"""Prefixes of the environment variables that compilers read."""
+"""The prefixes of environment variables that compilers read."""
 PLACES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
-"""Variables with such a prefix that only name folders, the visible GPU or the mode, and change no compiled code."""
+"""Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
 UNUSED_S = 30 * 24 * 3600.0
-"""Seconds without a read after which an entry is deleted."""
+"""An entry that was not read for this many seconds is deleted."""
 LAYERS = ("kernels", "reference", "roofline")
-"""Packages of this tree that a kernel may import (the house rule of one-way imports)."""
+"""The packages of this tree that a kernel may import (the house rule of one-way imports)."""
 _READERS = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
-    """A folder with answers of the compiling processes."""
+    """A folder that stores the answers of the compiling processes."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "static"
         self.hits = 0
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
-        """The name of the entry for a request over the sources of this hash."""
+        """The name of the entry for a request.  `tree` is the hash of the sources."""
         variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
         parts = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The entry; None where it is missing or damaged."""
+        """The entry with this name; None if the entry is missing or damaged."""
         path = self._path(key)
         try:
             answer: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
@@ -60,13 +60,13 @@ class Store:
         return answer
 
     def write(self, key: str, answer: Mapping[str, Any]) -> None:
-        """Keeps an answer.  Raises `ValueError` where the folder cannot be written to."""
+        """Stores an answer under `key`.  Raises `ValueError` if the folder cannot be written to."""
         content = gzip.compress(json.dumps(answer).encode(), compresslevel=3)
         check_writable("ROOFLAB_CACHE", self.folder)
         write_whole(self._path(key), content)
 
     def prune(self) -> None:
-        """Deletes entries without a read for a month, and files that were never finished."""
+        """Deletes entries that were not read for a month, and files that were never finished."""
         limit = time.time() - UNUSED_S
         for file in self.folder.glob("*"):
             try:
@@ -86,5 +86,5 @@ def _toolchain() -> list[str]:
 
 
 def tree_hash(tree: Path) -> str:
-    """The hash of the files in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
+    """The hash of all files in a tree that a kernel may depend on, including CUDA C++ sources and tuned configs."""
     return Environment.tree(tree, LAYERS)

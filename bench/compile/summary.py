@@ -1,4 +1,4 @@
-"""A summary of one compiled kernel: resources, how it fills the GPU, its hot loop, options without effect."""
+"""Summarizes one compiled kernel: resources, occupancy and waves, the hot loop, and options without effect."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ LOADS, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
 
 @dataclass(frozen=True)
 class LoopSummary:
-    """The loop in which the kernel spends its time, and, where warps are specialised, the one that feeds it."""
+    """The loop in which the kernel spends its time.  If warps are specialised, also the loop that loads its data."""
 
     address: int
     depth: int
-    """Nesting depth: 1 for an outermost loop."""
+    """The nesting depth: 1 for an outermost loop."""
     instructions: int
     counts: Mapping[str, int]
-    """Number of instructions of each family of `sass.FAMILIES` that occurs."""
+    """The number of instructions of each family of `sass.FAMILIES` that occurs in the loop."""
     fed_by: Mapping[str, int]
-    """Number of instructions by family in the feeding loop; empty where no loop feeds this loop."""
+    """The number of instructions by family in the loop that loads the data; empty if there is no such loop."""
     load_bytes_worst: int | None
-    """Bytes per thread of the narrowest load from global memory; None where no instruction loads from there."""
+    """Bytes per thread of the narrowest load from global memory; None if there is no load from global memory."""
     load_bytes_usual: int | None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One kernel of one launch."""
+    """The summary of one kernel of one launch."""
 
     name: str
     backend: str
@@ -54,20 +54,20 @@ class Summary:
     shared_bytes: int
     ctas_per_sm: int
     occupancy: float
-    """Warps on an SM divided by the most warps that an SM holds."""
+    """The warps on an SM divided by the maximum number of warps on an SM."""
     occupancy_limiter: str
     waves: float | None
-    """Number of waves; None where not one CTA fits on an SM, or the grid is empty."""
+    """The number of waves; None if no CTA fits on an SM, or if the grid is empty."""
     full_waves: int | None
     tail_ctas: int | None
-    """CTAs in the last, partly filled wave."""
+    """The number of CTAs in the last wave, if this wave is only partly filled."""
     wave_efficiency: float | None
     tensor_path: str
     """The newest tensor-core instruction that the code uses: `wgmma`, `mma` or `none`."""
     counts: Mapping[str, int]
-    """Number of instructions by family in the whole code."""
+    """The number of instructions by family in the whole code."""
     loop: LoopSummary | None
-    """None where the code has no loop."""
+    """The hot loop; None if the code has no loop."""
     load_bytes_worst: int | None
     """Bytes per thread of the narrowest load from global memory in the whole code."""
     load_bytes_usual: int | None
@@ -85,13 +85,13 @@ class Summary:
 
     @property
     def in_loop(self) -> Mapping[str, int]:
-        """Number of instructions by family in the hot loop and its feeding loop; in the whole code without a loop."""
+        """The number of instructions by family in the hot loop and its feeding loop; without loops, in all code."""
         if self.loop is None:
             return self.counts
         return {key: self.loop.counts.get(key, 0) + self.loop.fed_by.get(key, 0) for key in self.counts}
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values: the value of `compiled` in a record."""
+        """The fields as JSON values, for `compiled` in a record."""
         return {**asdict(self), "grid": list(self.grid), "findings": self.findings}
 
 
@@ -102,7 +102,7 @@ _AS_COMPILED = (
 
 
 def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
-    """The summary of one compiled kernel on a GPU that runs its code."""
+    """The summary of one compiled kernel for the GPU `device`."""
     held = occupancy(device, info.threads, info.registers, info.shared_bytes)
     fill = waves(info.ctas, held.ctas_per_sm, device.sms) if info.ctas and held.ctas_per_sm else None
     hot = hot_loop(info.loops)
@@ -156,12 +156,12 @@ def _present(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 WGMMA_ROWS = 64
-"""Rows (M) of one wgmma; a tile with fewer rows takes the older mma (PTX ISA, "wgmma.mma_async")."""
+"""The rows (M) of one wgmma.  A tile with fewer rows uses the older mma (PTX ISA, "wgmma.mma_async")."""
 # Triton prints operands as `tensor<128x64xbf16>`, Gluon those in shared memory as `!ttg.memdesc<128x64xbf16, ...>`.
 _DOT = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
 _DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")
 _PRECISIONS = {"0": "tf32", "1": "tf32x3", "2": "ieee", "3": "bf16x3", "4": "bf16x6"}
-"""Names of the precisions by the number that Gluon's matrix products print."""
+"""The names of precisions, by the number that Gluon's IR prints for a matrix product."""
 _LOOP_STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _TENSOR_MAPS = re.compile(
     r"tt\.(?:descriptor_\w+|make_tensor_descriptor|experimental_descriptor_\w+)|async_tma_copy\w*|"
@@ -172,12 +172,12 @@ _NARROW = re.compile(r"(?:b?f16|f8\w*|i8)$")
 
 @dataclass(frozen=True)
 class Option:
-    """One requested option."""
+    """An option that the kernel's author or the scheme requests, such as TMA, and whether it took effect."""
 
     name: str
     took_effect: bool
     sentence: str
-    """The request and what the code has, with the evidence."""
+    """The request and its effect in the compiled code, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ class Dot:
 
     rows: int
     dtype: str
-    """Dtype of the first operand: `bf16`, `f32`."""
+    """The dtype of the first operand, such as `bf16` or `f32`."""
     precision: str
-    """`ieee`, or `tf32`, which is tl.dot's default; without meaning for operands narrower than fp32."""
+    """`ieee`, `tf32` (the default of tl.dot), or another.  It has no meaning for operands narrower than fp32."""
 
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
@@ -211,7 +211,7 @@ def dots(ir: str) -> list[Dot]:
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """fp32 products follow IEEE unless a kernel says that it splits its operands."""
+    """Checks the precision of fp32 products: IEEE, unless the kernel requests that operands are split."""
     if scheme != "fp32":
         return
     wide = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
@@ -231,7 +231,7 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """A product of narrow operands with 64 rows or more should use wgmma."""
+    """Checks that a product of narrow operands with 64 rows or more uses wgmma."""
     tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
     if not tall:
         return
@@ -246,14 +246,14 @@ def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """wgmma overlaps with the code after it, unless the assembler cannot prove that this is safe."""
+    """Checks that wgmma overlaps with the code after it.  It does not if the assembler cannot prove this safe."""
     warnings = [warning for warning in info.warnings if "serializ" in warning]
     if warnings:
         yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {warnings[0]}")
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """The pipeline depth that the launch or a loop requests."""
+    """Checks that a pipeline depth that the launch or a loop requests has an effect."""
     depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
         depths.append(int(info.asked["num_stages"]))
@@ -272,7 +272,7 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Tensor descriptors use the tensor memory accelerator, from sm_90 on."""
+    """Checks that tensor descriptors use the tensor memory accelerator, as they do from sm_90 on."""
     used = sorted(set(_TENSOR_MAPS.findall(info.ir)))
     if not used:
         return
@@ -285,7 +285,7 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Warp specialisation makes the block larger and moves registers between its warps."""
+    """Checks that requested warp specialisation makes the CTA larger and moves registers between warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
     asked_threads = 32 * info.num_warps

@@ -1,7 +1,7 @@
-"""One measurement: a kernel and a case, checked, timed, placed under the roof, written as a record.
+"""One measurement of a kernel on a case: its check, its time, its roofline bound, and its record.
 
-What other rooms and users import stands here; it is loaded when it is asked for, so that reading records imports no
-torch.
+This file exports the names that other packages and users import.  Each name is loaded on first use, so that a program
+that only reads records does not import torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The program of a child process (`process.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-It imports every MODULE, and calls the function `start` of the last one, if it has one. Then its function `answer`
-answers each request: a request is a line of JSON on standard input, an answer is a line of JSON on standard output.  If
-`answer` returns an iterator, each of its values is a line, and `null` is the last line.
-
+The program imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
+`answer` of the last MODULE answers requests.  A request is a line of JSON on standard input; an answer is a line of
+JSON on standard output.  If `answer` returns an iterator, each value is a line, and `null` is the last line.
 With `--tree` the process takes the kernels from TREE and `bench` from HARNESS.
 """
 
@@ -25,7 +24,7 @@ from typing import IO, Any
 
 Json = Any  # as in `base/plain.py`: an import would come before the trees are chosen
 READY = "ready\n"
-"""The first line of output: all modules are imported."""
+"""The first line of output.  It says that all modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
 
@@ -33,11 +32,11 @@ MEASURED = ("kernels", "reference", "roofline")
 class OnlyHere:
     """Finds modules of `rooflab` only in the folders of `make_namespace`.
 
-    Otherwise the finder of an editable installation would find modules that one of the trees lacks.
+    Without this class, the finder of an editable installation would find modules that one of the trees lacks.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
+        """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if no folder has the module."""
         if not name.startswith("rooflab."):
             return None
         spec = PathFinder.find_spec(name, path)
@@ -49,7 +48,7 @@ class OnlyHere:
 def make_namespace(tree: Path, harness: Path) -> None:
     """Makes `rooflab` of `kernels`, `reference` and `roofline` of `tree`, and `bench` and `engine` of `harness`.
 
-    It must run before any import of `rooflab`; otherwise files of an installed Rooflab or of the other side come in.
+    Call this before any import of `rooflab`.  Otherwise Python imports an installed Rooflab, or the A/B's other side.
     """
     package = types.ModuleType("rooflab")
     package.__path__ = []
@@ -63,8 +62,8 @@ def make_namespace(tree: Path, harness: Path) -> None:
 
 
 def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> None:
-    """Answers the requests in `lines` until they end.  If they end during an answer, the parent is dead: this process
-    then kills itself and all processes that it started."""
+    """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent is dead.  Then
+    this process kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()
     idle = threading.Event()
     idle.set()

@@ -1,24 +1,24 @@
-"""Checks whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
+"""Checks a kernel against the fp64 oracle, and looks for known ways in which a wrong kernel seems right.
 
-A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
-runs it in another one, which never has the oracle or the verdict (`outside.py`).  It runs
-1. on some data;
-2. on other data in padded layouts and with a grid for two SMs, which reveals a cached answer, an assumed contiguity,
-   and a loop over tiles that ends too early or takes another CTA's;
-3. on the first data again, twice, the second time in another thread, into outputs of the caller that hold NaN and then
-   an old answer, bit for bit alike;
-4. on other data at the same addresses and with a grid for one SM, which reveals an answer kept for an address;
-5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
-6. on planted inputs.
-Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
-outputs may change. If a wrong result looks like a known fault, the reason names it (`why.py`). A kernel that
-replaces a function of the timer or the judge is INVALID (`timers/__init__.py`). When a kernel is timed, each round has
-fresh values, and the outputs that it leaves are judged afterwards (`timed.py`).
+The kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
+runs the kernel in a child process, which never has the oracle or the verdict (`outside.py`).  The kernel runs
+1. on the first data;
+2. on other data, in padded layouts and with a grid for two SMs; this run finds a cached answer, an assumption that
+   tensors are contiguous, and a persistent loop that ends too early or computes another CTA's tiles;
+3. on the first data twice more, the second time in another thread; the caller's outputs hold NaN in the first run and
+   an old answer in the second, and both results must be equal bit for bit;
+4. on other data at the same addresses, with a grid for one SM; this run finds an answer that was cached by address;
+5. on the same data in other memory layouts, with rows of stride 0, with outputs over inputs, and with other options;
+6. on adversarial inputs (called planted).
+Uninitialised memory is NaN.  Results are read as soon as the current stream is done, and then overwritten.  Only the
+outputs may change.  If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel that
+replaces a function of the timer or the judge is INVALID (`timers/__init__.py`).  When a kernel is timed, each round has
+fresh values, and the outputs of the timed calls are judged afterwards (`timed.py`).
 
-This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against
-a kernel that attacks the process around it (os._exit, atexit, replaced builtins, memory written through addresses). A
-result that is computed when it is read, or kept for values that come again within a sample, is right, but its time is
-not. What a kernel leaves to others, such as a part of L2 or variables for later processes, is not looked for.
+The check finds mistakes, and tricks that are known from written or generated kernels.  It does not defend against a
+kernel that attacks its process (os._exit, atexit, replaced builtins, memory written through addresses).  A kernel may
+compute its result only when the result is read, or cache results for values that repeat within a sample; then the
+result is right, but the time is not.  The check does not look for data left in L2 or kept for later processes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def check_kernel(
     planted: Planted = True,
     runner: Runner | None = None,
 ) -> CheckResult:
-    """Checks one kernel on one case, up to the first fault; the kernel need not be registered.
+    """Checks one kernel on one case, up to the first fault.  The kernel need not be registered.
 
-    `runner` runs it, by default in this process.  If an earlier kernel has broken the CUDA context, the result is a
-    RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises what the spec raises on a case that it does not know.
+    `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the result
+    is a RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises the spec's error on a case that the spec refuses.
     """
     device = torch.device(device)
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
@@ -102,11 +102,11 @@ def check_kernel(
 
 
 BROKEN = "the CUDA context was already broken"
-"""The beginning of a reason: the kernel could not run because an earlier kernel had broken the context."""
+"""The reason begins with this text if a kernel could not run because an earlier kernel had broken the context."""
 
 
 def already_broken(device: torch.device) -> str:
-    """The CUDA error after which nothing can run on `device` in this process; empty without one.  Waits for it."""
+    """The CUDA error that has broken the context of `device`; empty if there is no error.  Waits for the device."""
     if device.type != "cuda":
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Sets of data of a check: inputs, and what is right for them, which the kernel's process never sees; its result."""
+"""The data and the result of a check.  The kernel's process gets the inputs, but never the oracle."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
-"""The ways to pass the drawn data in a check with planted inputs: in another arrangement in memory, with rows of stride
-0, with outputs over inputs, with other options.  Every check also pads strides."""
+"""How a check with adversarial inputs also passes the drawn data: in another memory layout, with rows of stride 0, with
+outputs over inputs, or with other options.  Every check also pads strides."""
 Planted = bool | Otherwise | Literal["planted alone"]
-"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
-first data, all planted sets and nothing else."""
+"""Which additional runs a check has.  True: all runs of `OTHERWISE` and all adversarial (planted) sets.  False: none.
+A value of `Otherwise`: that run and one adversarial set.  "planted alone": the first data and all adversarial sets."""
 
 
 class CheckTask(NamedTuple):
-    """One check to make."""
+    """A check that is to be made: kernel, case, scheme, seed and additional runs."""
 
     kernel: Kernel
     case: Case
@@ -37,18 +37,18 @@ class CheckTask(NamedTuple):
     seed: int = 0
     planted: Planted = True
     principle: str = ""
-    """The name of the principle for which the check was drawn (`checks/drawn.py`); empty for a usual case."""
+    """The name of the principle for which the check was drawn (`checks/drawn.py`); empty if the case was not drawn."""
     schemes: tuple[Scheme, ...] = ()
-    """The scheme of a drawn check, and then the schemes to try if the kernel refuses an option of the case."""
+    """First the scheme of a drawn check, then the schemes to try if the kernel refuses an option of the case."""
 
     @staticmethod
     def ways() -> tuple[Otherwise, ...]:
-        """The values of `planted` that stand for one way to pass the data and one planted set."""
+        """The values of `planted` that select one way to pass the data and one adversarial set."""
         return OTHERWISE
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """The check in the first of `schemes`, or else without optional keys of its case, or in another scheme, as the
-        kernel takes it; None if it takes none.  `refused` are options that the kernel is known not to take."""
+        """The first variant of the check that the kernel takes, or None: in the first of `schemes`, then without
+        optional keys of the case, then in the other schemes.  `refused`: options that the kernel has refused before."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -58,14 +58,14 @@ class CheckTask(NamedTuple):
 
 
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
-    """The case without one of its optional keys, each in turn, and then without all."""
+    """Yields the case without one optional key, for each key in turn, and then without all optional keys."""
     keys = [key for key in case if key in spec.optional]
     for left_out in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
         yield Case(**{key: value for key, value in case.items() if key not in left_out})
 
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
-    """The arguments that a call may leave out, and that have another value than their default."""
+    """The names of optional arguments whose value in `inputs` is not the default."""
     defaults = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
     return {name for name, default in defaults.items() if name in inputs and not _is(inputs[name], default)}
 
@@ -75,13 +75,13 @@ def _is(value: object, default: object) -> bool:
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
-    """The names in `names` that stand as whole words in a text."""
+    """The members of `names` that occur as whole words in `text`."""
     return {name for name in names if re.search(rf"\b{name}\b", text)}
 
 
 @dataclass(frozen=True)
 class CheckData:
-    """Inputs, and their judge.  The oracle and its limits are worked out when they are first asked for."""
+    """Inputs, and the judge of outputs for them.  The oracle and its limits are computed at their first use."""
 
     spec: OpSpec
     inputs: Inputs
@@ -96,7 +96,7 @@ class CheckData:
 
     @cached_property
     def limits(self) -> Outputs | None:
-        """The allowed error of each element; None for an op that `compare` judges."""
+        """The allowed error of each element; None if the spec has no tolerance, because its `compare` judges."""
         return None if self.spec.tolerance is None else self.spec.tolerance(self.inputs, self.oracle, self.scheme)
 
     @property
@@ -113,7 +113,7 @@ class CheckData:
         return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
 
     def misfit(self, outputs: Outputs) -> str:
-        """The difference in number, shape or dtype between `outputs` and the right outputs; empty without one."""
+        """How `outputs` differ from the right outputs in number, shape or dtype; empty if they do not differ."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
         for name, output, form in zip(self.names, outputs, self.forms, strict=True):
@@ -124,14 +124,14 @@ class CheckData:
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
-        """The faults of `outputs` as one text; empty if they are right."""
+        """The faults of `outputs` as one text; empty if `outputs` are right."""
         judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
         return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
-        """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept.
+        """One verdict per output, as from `spec.judge`.  The limits are cached: they take longer than the oracle.
 
-        `own_stream`: the kernel is declared non-deterministic; if the op draws, it has a random stream of its own.
+        `own_stream`: the kernel is declared non-deterministic.  If the op draws, the kernel has its own random stream.
         """
         if own_stream and self.spec.compare_own_stream is not None:
             return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
@@ -141,8 +141,8 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, right), limit) for name, output, right, limit in named]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both, where the oracle has NaN with 0 if the output has it too, and else with an infinity.  Codes of eight
-        bits have no NaN, or lose it where they are clamped: then anything may stand there."""
+        """`output` and `oracle` with numbers where the oracle has NaN.  `oracle` gets 0.  `output` gets 0 if it is NaN,
+        else infinity.  If an output has 8 bits, any value passes there: the dtype has no NaN, or clamping loses it."""
         unknown = oracle.isnan()
         if not unknown.any():
             return output, oracle
@@ -152,15 +152,15 @@ class CheckData:
 
     @cached_property
     def weak(self) -> tuple[str, ...]:
-        """Wrong answers that would pass, one output at a time: `c: zeros`, the mean, shifted by one, unchanged.
+        """Wrong answers that would pass, such as `c: zeros`: for each output zeros, mean, shifted by one, unchanged.
 
-        The mean and the shift of an output need two elements; an empty output has no wrong answer.
+        The mean and the shift need an output of at least two elements.  An empty output has no wrong answer.
         """
         return tuple(self._passing_wrong_answers())
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors that this object holds now."""
+        """The total size in bytes of the tensors that this object holds now."""
         values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
         return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
@@ -200,15 +200,15 @@ class CheckResult:
     reason: str = ""
     """Why the status is not OK."""
     labels: tuple[str, ...] = ()
-    """The runs, in order; the failing one is the last."""
+    """The labels of the runs, in order; a failing run is the last."""
     beyond: bool = False
-    """Whether the runs that every check has, without planted inputs, ended well."""
+    """Whether the kernel passed the runs that every check has, which come before the adversarial inputs."""
     weak: tuple[str, ...] = ()
     """Wrong answers that pass this case's tolerance (`c: zeros`)."""
     races: tuple[str, ...] = ()
-    """Races between threads, which only the emulator sees."""
+    """Races between threads; only the emulator finds races."""
     bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+    """Bytes that one call moves, by the names of `emulator.results.Bytes`; None if the emulator did not run."""
 
     @property
     def discriminating(self) -> bool:
@@ -217,23 +217,23 @@ class CheckResult:
 
     @property
     def not_offered(self) -> bool:
-        """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
+        """Whether the kernel does not take this case.  False if the kernel cannot run on this machine."""
         return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
 
     @property
     def line(self) -> str:
-        """The text, but nothing for a case that the kernel does not take: one line says it of all of them."""
+        """The line of the result; empty if the kernel does not take the case, because one line names all such cases."""
         return "" if self.not_offered else self.describe()
 
     def describe(self) -> str:
-        """One line of text."""
+        """Describes the result in one line of text."""
         text = self.reason or "; ".join(error.describe() for error in self.errors)
         if self.weak:
             text += f" (not discriminating: {', '.join(self.weak)} would pass)"
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
 
     def record(self, kernel: Kernel, run_id: str, environment: Environment) -> Record:
-        """The record of the check, with the emulator's counted bytes."""
+        """The record of the check.  If the emulator ran the kernel, the record has the bytes that it counted."""
         moved = self.bytes or {}
         traffic = float(moved["hbm_read"] + moved["hbm_write"]) if moved else None
         return replace(
@@ -250,13 +250,13 @@ class CheckResult:
 
 
 class KeptData(threading.local):
-    """The data of the case that a thread has checked last: its oracle and limits are made once for all kernels.
+    """The data of the case that a thread checked last, so that oracle and limits are computed once for all kernels.
 
-    They stay as long as they fit in a part of the memory that is free, and until `forget`.
+    The data are kept while they fit into a share of the free memory, and until `forget`.
     """
 
     SHARE = 0.4
-    """The part of the device's free memory for kept data; on a CPU the processes of all cores share it."""
+    """The share of the device's free memory for kept data.  On a CPU the processes of all cores share this memory."""
 
     def __init__(self) -> None:
         self._case: tuple[object, ...] = ()
@@ -264,7 +264,7 @@ class KeptData(threading.local):
         self._room = 0.0
 
     def of(self, device: torch.device, *case: object) -> dict[str, CheckData]:
-        """The kept data of a case, by name; empty if it is another case than the last one."""
+        """The kept data of `case`, by name; empty if `case` differs from the last case."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted
             self._case = device, *case
@@ -272,18 +272,18 @@ class KeptData(threading.local):
         return self._data
 
     def forget(self) -> None:
-        """Frees the memory, before what is checked is timed."""
+        """Frees the memory of the kept data, before a timing begins."""
         self._case, self._data = (), {}
 
     def keep(self, name: str, data: CheckData) -> CheckData:
-        """Keeps the data under a name, if there is room."""
+        """Keeps `data` under `name`, if there is enough memory; returns `data`."""
         if sum(item.bytes for item in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values in `dtype`, to nearest; torch alone cuts off the fraction where `dtype` is an integer."""
+    """`values` rounded to the nearest value of `dtype`; a cast by torch to an integer would cut off the fraction."""
     return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""The runs of a check, in order, up to the first fault; each method says what its runs look for."""
+"""Makes the runs of a check, in order, up to the first fault.  Each method says which faults its runs find."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from rooflab.reference.contract import check_layout
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 OTHER_SEED = 1000
-"""Added to the seed for the other data; it is large, because specs draw their arguments from consecutive seeds."""
+"""The seed of the other data is larger by this number; it is large because specs draw from consecutive seeds."""
 GPU_REPEATS = 3
-"""The number of additional runs on a GPU that must agree bit for bit; they may reveal races."""
+"""The number of additional runs on a GPU, which must agree bit for bit, because these runs may reveal races."""
 SMALL_ELEMENTS = 2**20
-"""Inputs with fewer elements are checked with one CPU thread."""
+"""A kernel is checked with one CPU thread if its inputs have fewer elements than this."""
 FEW_SMS, ONE_SM = 2, 1
-"""SMs of which launchers are told in the runs on other data: a check's cases have fewer tiles than 132 SMs, and the
-loop of a persistent CTA over its tiles would end after the first.  With two SMs a CTA must also leave out the tiles of
-the other."""
+"""The number of SMs that launchers are told in runs on other data.  A check's case has fewer than 132 tiles, so with
+132 SMs the loop of a persistent CTA over its tiles would end after the first tile.  With two SMs a CTA must also leave
+out the tiles of the other CTA."""
 KEPT_ANSWERS = 4
-"""The number of first calls whose outputs are kept, to recognise a cached answer; planted inputs come later."""
+"""The outputs of this many first calls are kept, to recognise a cached answer.  Adversarial inputs come later."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
 }
-"""By the name of a numeric option, the change that gives it another value in the run with other options."""
+"""Numeric options by name, each with a function that gives the option another value in the run with other options."""
 OFFSETS = "32-bit offsets"
-"""The beginning of the labels of runs with far rows."""
+"""The labels of runs with far rows begin with this text."""
 SAME = "same memory"
-"""The name of the data that lies in the memory of the run before."""
+"""The name of the data that are written into the memory of the run before."""
 KEPT = KeptData()
 
 
@@ -62,15 +62,15 @@ class Check:
     answers: list[Earlier] = field(default_factory=list)
     """The right outputs of the first calls."""
     right: CheckData | None = None
-    """The data of the first run; None until the kernel was right on it."""
+    """The data of the first run; None until the kernel was right on these data."""
     packed: set[str] = field(default_factory=set)
     """Names of the data for which the kernel packed its weight."""
     seed: int = 0
     beyond: bool = False
-    """Whether the runs that every check has are done."""
+    """Whether the kernel has passed the runs that every check has."""
 
     def run(self, seed: int, planted: Planted) -> None:
-        """Every run, in order.  Raises `Failed` at the first fault."""
+        """Makes every run, in order.  Raises `Failed` at the first fault."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         self.runner.begin()
@@ -94,7 +94,7 @@ class Check:
             self.runner.settle()
 
     def _otherwise(self, kind: Otherwise, first: CheckData, other: CheckData) -> None:
-        """The drawn data in other memory or with other options."""
+        """Runs the kernel on the drawn data in another memory layout or with other options."""
         match kind:
             case "expanded":
                 self._expanded(first.inputs)
@@ -118,14 +118,14 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """The planted sets; the oracle of a kept one is not computed again."""
+        """Yields the adversarial sets; for a kept set the oracle is not computed again."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             label = f"planted {name}"
             data = self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
             yield label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
-        """The runs on the first data and on other ones; returns those."""
+        """Makes the runs on the first data and on other data; returns the other data."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
         other = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
@@ -140,19 +140,19 @@ class Check:
         return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
     def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
-        """The data of a case under a label, the same for each kernel that comes to it; made for the first one."""
+        """The case's data called `label`.  `make` makes them for the first kernel, and later kernels get them too."""
         return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
     def _drawn(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _load(self, data: CheckData, packed_in: str | None = None) -> None:
-        """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
+        """Gives `data` to the runner.  Raises `Failed` if the kernel refuses the data, or cannot pack its weight."""
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
-        """One run, judged; its outputs.  Raises `Failed`, or `LayoutRefused` on an arrangement that is not taken."""
+        """Makes one run, and returns its outputs if they are right.  Raises `Failed` on a fault, or `LayoutRefused`."""
         self.labels.append(label)
         try:
             read = self.runner.run(data.name, layout)
@@ -184,13 +184,13 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """The explanation of a wrong output, after a colon; empty if a second look confirms none."""
+        """A colon and the explanation of a wrong output; empty if a second look confirms no explanation."""
         look = Look(self.spec, self.runner, self.device, self._own_stream)
         explanation = look.fault(read, data, layout, self.answers, data is self.right)
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """A run with every argument arranged so that has other strides then; None if the launcher takes no such one."""
+        """Makes a run with every movable argument in this arrangement.  Returns None if the launcher refuses all."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -199,7 +199,7 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """Arguments that have other strides in an arrangement."""
+        """The arguments whose strides change in this arrangement, as far as the op's contract allows it."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
         kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
         laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
@@ -207,7 +207,7 @@ class Check:
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the op's contract lets an argument lie so: a kernel may take the rest for granted."""
+        """Whether the op's contract allows the layout of `tensor` for `name`.  A kernel need not take other layouts."""
         argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
             check_layout(name, tensor, argument.layout if argument else "any")
@@ -216,8 +216,8 @@ class Check:
         return True
 
     def _far(self, data: CheckData) -> None:
-        """Runs with most rows, pages, experts and heads of arguments and of the caller's outputs more than 2**31
-        elements behind the first, as far as the contract lets them lie apart."""
+        """Makes runs in which most rows, pages, experts and heads lie more than 2**31 elements behind the first one, in
+        arguments and in the caller's outputs, as far as the contract allows it."""
         results = self.spec.contract.results.values() if self.spec.contract else ()
         fixed = {"out" for of in results if of.layout == "contiguous"}
         forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
@@ -241,8 +241,8 @@ class Check:
                 self._judged(f"{OFFSETS}: {FAR_PAGES} of {', '.join(caches)}", data, layout)
 
     def _expanded(self, inputs: Inputs) -> None:
-        """A run in which float inputs repeat their first row without a copy (stride 0); without those whose expansion
-        the kernel refuses by name."""
+        """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses an
+        expanded input by name, the run is made again without the expansion of this input."""
         rows = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
@@ -267,7 +267,7 @@ class Check:
                 rows = {name: value for name, value in rows.items() if named and name not in named}
 
     def _in_place(self, data: CheckData) -> None:
-        """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
+        """Makes a run whose outputs lie in the memory of inputs, if the op allows that and the kernel takes `out`."""
         forms = dict(zip(data.names, data.forms, strict=True))
         shared = {
             output: name
@@ -281,7 +281,7 @@ class Check:
                 self._judged(f"other data, out is {', '.join(shared.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
-        """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
+        """Runs the kernel on the first data with other numeric options, because a kernel may have kept the old ones."""
         changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if changed:
             label = f"other {', '.join(changed)}"
@@ -290,10 +290,10 @@ class Check:
             self._judged(label, data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
+        """Runs the kernel on the first data again; all runs must agree bit for bit.
 
-        The caller's outputs first hold NaN, and then an answer to the other data.  The first run calls the kernel twice
-        at once, because a kernel may do nothing while it is called in a loop; the second run is in another thread.
+        If the kernel takes `out`, the caller's outputs hold NaN in the first run and an old answer in the second.  The
+        first run makes two calls, because a kernel may skip its work in a loop.  The second run is in another thread.
         """
         into_out = "out" in self.kernel.accepted and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
@@ -322,7 +322,7 @@ class Check:
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
-        """Other values at the addresses of the last run, as in the next step of an engine; weights stay the same."""
+        """Runs the kernel on other values at the last run's addresses, like an engine's next step.  Weights stay."""
         if not alike(first.inputs, other.inputs):
             return
         keep = kept_names(self.spec, first.inputs)
@@ -335,13 +335,13 @@ class Check:
 
 
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
-    """The first output whose bits differ between two runs; empty where none does."""
+    """The name of the first output whose bits differ between two runs; empty if all outputs are equal."""
     named = zip(spec.outputs, one, other, strict=False)
     return next((name for name, first, second in named if not same_bits(first, second)), "")
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """A run with these arguments in other memory, without those that the launcher refuses by name; None without any."""
+    """Calls `run` with `names`, and again without the names that the launcher refuses; None if no name is left."""
     while names:
         try:
             return run(names)
@@ -352,7 +352,7 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
-    """One of them, each as likely; empty without any."""
+    """A list of one random member of `sets`, all equally likely; empty if `sets` is empty."""
     state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
     for count, item in enumerate(sets, 1):
         chosen = [item] if not state.randrange(count) else chosen
@@ -361,7 +361,7 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """One CPU thread for small inputs: starting several costs more than the work, 10 times more on a busy machine."""
+    """Sets one CPU thread for small inputs.  To start several costs more than the work, 10 times more on a busy CPU."""
     threads = torch.get_num_threads()
     elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if elements < SMALL_ELEMENTS:

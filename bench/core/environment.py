@@ -1,4 +1,4 @@
-"""The environment of a result: machine, software, threads, commit.  It holds no host name, user name or path."""
+"""The environment of a result: machine, software, threads, commit.  It has no host name, user name or path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMIT = "ROOFLAB_COMMIT"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of this machine.  What only NVML can tell is None if the package `nvidia-ml-py` is not installed."""
+    """A GPU of this machine.  Values that only NVML reports are None if the package `nvidia-ml-py` is missing."""
 
     name: str
     uuid: str
@@ -55,7 +55,7 @@ class Environment:
     """A snapshot of the machine and its software."""
 
     machine_key: str
-    """Names this kind of machine; the key stays the same after a reboot, and on another machine with the same parts."""
+    """Names this kind of machine.  The key is the same after a reboot, and on other machines with the same parts."""
     cpu: str
     cores: int
     """Logical processors that this process may use."""
@@ -102,11 +102,11 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = FOLDERS) -> str:
-        """`tree_hash` of folders of `root`; of the running program, whose files stay while it runs, without it."""
+        """The `tree_hash` of `folders` in `root`.  Without `root`: that of the running program, computed once."""
         return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:
-        """The snapshot as JSON values."""
+        """The environment as JSON values."""
         return asdict(self)
 
     def record_fields(self) -> dict[str, Json]:
@@ -123,13 +123,12 @@ class Environment:
         status: Status = "OK",
         reason: str = "",
     ) -> Record:
-        """A record that says which kernel ran here, on which inputs, and in which circumstances; `replace` adds the
-        rest.  Without `run_id` it is a run of its own.
+        """A record that says which kernel ran here, on which inputs, and in which environment.  The caller adds the
+        other fields by `replace`.  Without `run_id` the record gets a new run id.
 
-        The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are
-        then in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without
-        git.
-        """
+        If the kernel's file lies outside Rooflab, `commit` is the commit of that file's repository.  The environment
+        then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  `tree` is the hash of the
+        source files, for a tree without git."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if file := file_of(kernel):
             environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -157,7 +156,7 @@ class Environment:
 def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
     """A machine's key, such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed.
 
-    The hash leaves out the uuid, and the size of the host's memory, which differs between machines of one kind."""
+    The hash omits the GPU's uuid and the size of the host's memory: both differ between machines of one kind."""
     name = gpu.name if gpu else cpu
     parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -204,10 +203,10 @@ def _version(package: str) -> str | None:
 
 
 def git_state(path: Path) -> tuple[str | None, bool | None]:
-    """The commit of what lies at `path`, and whether it has changed; (None, None) where git knows of none.
+    """The git commit at `path`, and whether files have changed since; (None, None) if git does not know `path`.
 
-    Of the folder of a checkout: whether a file outside results/ changed.  Of a file: its repository's commit, and
-    whether this file or a file of that commit changed; nothing of one that the repository ignores.
+    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, it is the commit of
+    the file's repository, and a change of this file or of a committed file counts.  (None, None) for an ignored file.
     """
     return file_state(path) if path.is_file() else _folder_state(path)
 
@@ -224,9 +223,9 @@ def _folder_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_state() -> tuple[str | None, bool | None]:
-    """`git_state` of the running program; of a copy without git, what `ROOFLAB_COMMIT` says.
+    """The `git_state` of the running program.  For a copy without git, the variable `ROOFLAB_COMMIT` gives the state.
 
-    The variable is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy changed.
+    The variable is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at COMMIT, and shows whether the copy has changed.
     Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
     """
     state = git_state(ROOT)
@@ -240,7 +239,7 @@ def own_state() -> tuple[str | None, bool | None]:
 
 
 def gpu_uuid(device: torch.device | int) -> str:
-    """The name of a CUDA device in NVML, whose numbering of GPUs ignores CUDA_VISIBLE_DEVICES."""
+    """The uuid that names a CUDA device in NVML.  NVML's numbers of GPUs ignore CUDA_VISIBLE_DEVICES."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -273,7 +272,7 @@ POWER_INSTANT, SUCCESS = 186, 0
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
-    """Yields NVML and its handle of the GPU; None without the package, the driver, or a GPU with this uuid."""
+    """Yields NVML and its handle of the GPU; None if there is no package, no driver, or no GPU with this uuid."""
     if importlib.util.find_spec("pynvml") is None:
         yield None
         return
@@ -300,7 +299,7 @@ def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
 
 
 def power_w(nvml: ModuleType, handle: object) -> float | None:
-    """The power draw in watts at this moment; None if this card does not tell.
+    """The present power draw in watts; None if this card does not report it.
 
     The other query, `nvmlDeviceGetPowerUsage`, averages over 1 s on most cards, far longer than a kernel runs.
     """
@@ -323,7 +322,7 @@ _own_tree = cache(tree_hash)
 
 @cache  # as the run begins: its own results change the repository
 def file_state(file: Path) -> tuple[str | None, bool | None]:
-    """`git_state` of a file, as it was when the process first asked."""
+    """The `git_state` of a file, at the first call for this file in the process."""
     folder, name = file.absolute().parent, file.name
     listed = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
     commit = git_says(folder, "rev-parse", "--verify", "HEAD") if listed else None

@@ -1,4 +1,4 @@
-"""The exceptions that end a check: the kernel's fault or its refusal, with the record's status."""
+"""The exceptions that end a check, for a fault or a refusal of the kernel, with the status of the record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.kernels.takes import Refusal
 
 
 class LayoutRefused(Exception):
-    """The launcher refused an arrangement in memory with a `ValueError`, as it may."""
+    """The launcher refused a memory layout with a `ValueError`.  This is no fault."""
 
 
 class Failed(Exception):
@@ -25,7 +25,7 @@ class Failed(Exception):
 
     @classmethod
     def by(cls, refusal: Refusal | str) -> Failed:
-        """The failure that a refusal means; a kernel that raises a refusal gives it as a text."""
+        """The failure for a refusal.  If the kernel raised the refusal, `refusal` is the text of the exception."""
         if isinstance(refusal, str):
             status, _, reason = refusal.partition(": ")
             return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
@@ -33,7 +33,7 @@ class Failed(Exception):
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> Failed:
-        """The failure that a kernel's exception means; the reason begins with `where` it was raised."""
+        """The failure for an exception of a kernel.  If `where` is given, the reason begins with `where`."""
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -52,7 +52,7 @@ class Failed(Exception):
 
     @staticmethod
     def errors() -> tuple[type[BaseException], ...]:
-        """Exceptions that a kernel may raise; any other is a fault of the checker."""
+        """The types of exceptions that count as a kernel's fault.  Any other exception is a fault of the checker."""
         from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
         return (

@@ -1,4 +1,4 @@
-"""Functions without an op: an op is made of one and its reference, so that the one check and the one judge apply."""
+"""Checks functions that have no op: makes an op of a function and its reference, so that the usual check applies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rooflab.roofline.model import Cost
 KEY = "function"
 """The name of a function's op."""
 SCHEME = "as made"
-"""The only scheme of a function's op: the caller gives the tensors their dtypes."""
+"""The name of the only scheme of a function's op.  The caller chooses the dtypes of the tensors."""
 Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
 HALF_EPSILONS = 4
-"""Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
+"""Allowed roundings in a dtype of 16 bits or fewer, including those of the reference."""
 FULL_EPSILONS = 64
-"""Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
+"""Allowed roundings in fp32 and fp64: sqrt(4096) roundings of the sum, because the order of a long sum matters."""
 
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
 
 
 class FunctionOp(NamedTuple):
-    """A function as a kernel of an op of its own."""
+    """A function as a kernel, with an op, a case and a scheme that are made for it."""
 
     kernel: Kernel
     spec: OpSpec
@@ -66,9 +66,9 @@ class FunctionOp(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
-        """The op of two functions of what `make(seed)` gives: the items of a mapping as keywords, or else in order.
+        """The op of `fn` and `reference`.  Both get what `make(seed)` returns, a mapping as keywords, else in order.
 
-        Its outputs have the reference's dtypes.  Raises `ValueError` if there is no tensor among the inputs.
+        The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor.
         """
         made = make(seed)
         tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
@@ -79,12 +79,12 @@ class FunctionOp(NamedTuple):
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
-        """One verdict per output of a kernel against its reference's; NaN never passes.
+        """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
-        An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may
-        differ by a few roundings to the kernel's output dtype, relative to the larger of the element and the root mean
-        square of its tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is no
-        tensor or tuple of tensors, or if the numbers or dtypes of outputs differ.
+        Dtypes must be equal, but a float may have a reference in fp64.  Integers must be equal.  Floats may differ by a
+        few roundings to the output dtype, relative to the larger of the element and the root mean square of the tensor:
+        the error of a sum grows with its terms, not with its value.  Raises `ValueError` if `actual` or `expected` is
+        no tensor and no tuple of tensors, or if the numbers or dtypes of outputs differ.
         """
         actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
         if len(actuals) != len(oracles):
@@ -98,12 +98,12 @@ class FunctionOp(NamedTuple):
         return verdicts
 
     def checked(self, seed: int) -> CheckResult:
-        """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
+        """Checks the function as a kernel, without adversarial inputs: poison, other data, repeated calls, aliases."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 
 def named(inputs: object) -> Inputs:
-    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
+    """Inputs by name.  A mapping keeps its names; the values of a sequence, or one value, are `arg0`, `arg1`..."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
@@ -111,7 +111,7 @@ def named(inputs: object) -> Inputs:
 
 
 class AsKernel:
-    """A function called by keywords, as a kernel is.  `bind(inputs)` is the call alone, which a timer may repeat."""
+    """A function that is called by keywords, like a kernel.  `bind(inputs)` returns the call that a timer repeats."""
 
     def __init__(self, bind: Callable[[Inputs], Callable[[], Result]], names: Iterable[str]):
         self.bind = bind
@@ -123,7 +123,7 @@ class AsKernel:
 
 
 def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
-    """The call of a function with `inputs`, by keywords where `make` made a mapping, or else in order."""
+    """A call of `function` with `inputs`: by keywords if `made` is a mapping, else by position."""
     return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
 
 
@@ -134,11 +134,11 @@ def op_of(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> FunctionOp:
-    """The op of `fn` on the inputs that `make(seed)` gives.
+    """The op of `fn` on the inputs that `make(seed)` returns.
 
-    The reference runs in its own precision, on copies of the inputs, and is the oracle; outputs have `dtypes`, and may
-    differ by a few roundings.  Inputs keep the layout that `make` gives them.  Tensors that cannot be guarded stay
-    those of `make(0)`.
+    The oracle is the result of `reference`, in its own precision, on copies of the inputs.  Outputs have `dtypes`, and
+    may differ from the oracle by a few roundings.  Inputs keep the layout that `make` gives them.  Tensors that cannot
+    be guarded are always those of `make(0)`.
     """
     made = make(0)
     values = named(made)
@@ -188,22 +188,22 @@ class Checked(NamedTuple):
     result: Any
     """The function's return value."""
     fault: str
-    """The fault that the check found; empty without one."""
+    """The fault that the check found; empty if there is no fault."""
     interpreted: bool
-    """Whether Triton's interpreter ran it."""
+    """Whether Triton's interpreter ran the function."""
     op: FunctionOp
     judged: bool
-    """Whether its timed calls can be judged: there is a reference, and it changes none of its arguments."""
+    """Whether timed calls can be judged: there is a reference, and the function does not change its arguments."""
     again: Callable[[], str]
     """Calls the function once more, and returns the fault of its result."""
 
     @classmethod
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
-        """Calls `fn` and `reference`, each on copies of `args`, and compares; then checks `fn` as a kernel of its op.
+        """Compares `fn` with `reference`, each on copies of `args`; then checks `fn` as a kernel of its own op.
 
-        The other data of that check are the same values, each shifted by one place.  `fn` may change its arguments, and
-        two runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and
-        whether the result changes later.
+        The other data of that check are the values of `args`, shifted by one position.  `fn` may change its arguments,
+        and two runs may differ in their bits.  Without a reference, the check only finds writes outside the arguments
+        and a result that changes later.
         """
         expected = reference(*map(_copy, args)) if reference is not None else None
         copies = [*map(_copy, args)]
@@ -236,14 +236,14 @@ class Checked(NamedTuple):
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a tensor with memory of its own and strides."""
+    """Whether `value` is a plain strided tensor with memory, not a subclass or a meta tensor."""
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """The fault that the check finds; if nothing can judge outputs, the fault of one watched run."""
+    """The fault that the check finds.  Without `judged`, one watched run is made, and its outputs are not judged."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
@@ -259,21 +259,21 @@ def _fault(op: FunctionOp, judged: bool) -> str:
 
 
 class _AsItIs(Runner):
-    """Runs a function that may change its arguments, in the thread and with the modes of its caller."""
+    """Runs a function in the thread and with the modes of the caller.  The function may change its arguments."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         super().__init__(kernel, spec, scheme, device)
         self.free = tuple(parameter.name for parameter in spec.parameters)
 
     def begin(self) -> None:
-        """Leaves the precision of products as the caller has set it."""
+        """Does nothing, so that the precision of matrix products stays as the caller has set it."""
 
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
         return super().run(name, replace(layout, elsewhere=False, twice=False))
 
 
 def _shifted(value: torch.Tensor) -> torch.Tensor:
-    """The elements of a float tensor, moved in place by one place along the last dimension."""
+    """Rolls a float tensor in place by one position along the last dimension, and returns the tensor."""
     if value.is_floating_point() and value.ndim:
         raw = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
         raw.copy_(raw.roll(1, -1))
@@ -281,19 +281,19 @@ def _shifted(value: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
-    """`result` as a tuple of tensors; empty if it holds anything else."""
+    """`result` as a tuple of tensors; empty if `result` is neither a tensor nor a tuple of tensors."""
     with suppress(ValueError):
         return _tensors("fn", result)
     return ()
 
 
 def copied(inputs: Inputs) -> Inputs:
-    """The inputs; tensors are copied with the same strides."""
+    """Copies `inputs`.  The copies of tensors have the same strides."""
     return {name: _copy(value) for name, value in inputs.items()}
 
 
 def _copy(value: Any) -> Any:
-    """A copy of a tensor with the same strides, not all of which `clone` would keep; any other value unchanged."""
+    """A copy of a tensor with the same strides (`clone` changes some strides); any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_meta or torch._debug_has_internal_overlap(value):
@@ -302,7 +302,7 @@ def _copy(value: Any) -> Any:
 
 
 def device_of(*values: object) -> torch.device:
-    """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
+    """The device of the first CUDA tensor, also inside containers.  Without tensors: the current CUDA device."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
     if on_cuda := [tensor.device for tensor in tensors if tensor.is_cuda]:
         return on_cuda[0]
@@ -313,7 +313,7 @@ def device_of(*values: object) -> torch.device:
 
 
 def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
-    """The result of `call`, and whether Triton's interpreter ran a program in it."""
+    """The result of `call`, and whether Triton's interpreter ran a program during the call."""
 
     def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)

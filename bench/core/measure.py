@@ -1,4 +1,4 @@
-"""Measures an op's kernels: checks them, times them interleaved, and yields records with times and roofline bounds."""
+"""Measures kernels of an op: checks kernels, times them interleaved, and yields records with roofline bounds."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 class Measurement:
     """The settings and the state of a measurement, shared by all records of a run.
 
-    A kernel's first check has planted inputs, on the first small case that it takes, in a child process, where it may
-    hang or break its context.  Then it is checked here on each case, without planted inputs, which take seconds at a
-    model's sizes.
+    The first check of a kernel has adversarial (planted) inputs.  It uses the first small case that the kernel takes,
+    and runs in a child process, where the kernel may hang or break its context.  Then the kernel is checked here on
+    each case, without adversarial inputs, because they take seconds at a model's sizes.
     """
 
     spec: OpSpec
@@ -45,18 +45,18 @@ class Measurement:
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
     ceilings: Ceilings | None = None
-    """The ceilings that give the bounds; None: the machine's own."""
+    """The ceilings that give the bounds; None means the ceilings of this machine."""
     running: Callable[[Sequence[str]], None] = Running.note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
-    """Names of kernels whose check with planted inputs was made on this device before."""
+    """Names of kernels that were checked before with adversarial inputs on this device."""
     wrap: Callable[[Rotation], Rotation] = lambda rotation: rotation
-    """Gives what is timed in place of a kernel's calls."""
+    """A function of a kernel's `Rotation`, whose result is timed in place of the `Rotation`."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
-    """Whether the ceilings were measured again in this run, which happens at most once."""
+    """Whether the ceilings were measured again in this run.  They are measured again at most once."""
     broken: str = field(default="", init=False)
-    """Why no kernel can run any more; empty while kernels can run."""
+    """The reason why no kernel can run any more; empty while kernels can run."""
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.settings.device)
@@ -70,8 +70,8 @@ class Measurement:
         """Yields one record for each kernel of each case, case by case.
 
         Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a
-        record with the reason and the bound.  Once a kernel has broken the CUDA context, no other kernel runs: their
-        records say so.  A run with a limit, of which a fresh process can do the rest, raises `ContextBroken` instead.
+        record with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs, and the
+        records say so.  A run with a time limit raises `ContextBroken` instead, so that a fresh process can go on.
         """
         limited = self.settings.limit_s < math.inf
         try:
@@ -126,7 +126,7 @@ class Measurement:
 
     @staticmethod
     def why_not(kernel: Kernel, device: torch.device) -> Failed | None:
-        """Why a kernel has no time on a device, whatever its inputs; None where it has one."""
+        """Why `kernel` can have no time on `device`, for any inputs; None if it can have a time."""
         refusal = kernel.why_not_here(device)
         in_software = device.type == "cpu" and kernel.backend not in CPU_BACKENDS
         if in_software and (refusal is None or (refusal.status == "UNSUPPORTED" and "cpu" in kernel.devices)):
@@ -134,7 +134,7 @@ class Measurement:
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
-        """Raises `Failed` where the kernel cannot run."""
+        """Raises `Failed` if the kernel cannot run here, or if memory is too short."""
         if refused := self.why_not(kernel, self.device):
             raise refused
         if short:
@@ -143,7 +143,7 @@ class Measurement:
             raise Failed("RUNTIME_ERROR", self.broken)
 
     def check_here(self, kernel: Kernel, case: Case, planted: bool = False) -> CheckResult:
-        """The check of a kernel on a case, in this process, which need not be registered."""
+        """Checks a kernel on a case, in this process.  The kernel need not be registered."""
         seed = self.settings.seed
         return check_kernel(kernel, self.spec, case, self.scheme, self.device, seed, planted)
 
@@ -156,7 +156,7 @@ class Measurement:
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """The CUDA error that has broken the context, also noted in `broken`; empty without one."""
+        """Returns the CUDA error that has broken the context, and notes it in `broken`; empty if there is no error."""
         if why := already_broken(self.device):
             self.broken = f"{BROKEN}, by {who}: {why}"
         return why
@@ -164,7 +164,7 @@ class Measurement:
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
     ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-        """`time_together` of the kernels in `ready`; no samples if one of them has broken the CUDA context."""
+        """Calls `time_together` for the kernels in `ready`.  No samples if a kernel has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
@@ -175,8 +175,8 @@ class Measurement:
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
-        """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
-        on `case`; None if it was made before."""
+        """Checks the kernel with adversarial inputs, once per run: on the first small case that the kernel takes, or
+        else on `case`.  Returns None if an earlier run has made this check."""
         if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
@@ -187,14 +187,14 @@ class Measurement:
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
-        """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
+        """The first check of the kernel: in a child process, or here if the kernel is not registered."""
         registered, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if registered is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
+        """The kernel as a function that cycles through `copies`.  Raises `Failed` on a fault of the kernel."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
@@ -233,8 +233,8 @@ class Measurement:
     def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
     ) -> Record:
-        """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
-        NOISY if the machine was busy."""
+        """The record with a reading.  The record is INVALID if the clock cannot resolve the reading, or if the reading
+        exceeds the machine's limits.  It is NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
         noise = samples.noise if samples.few or not self.settings.paired else ""
         if why := why_invalid(samples, cost, self._limits(), clocks):
@@ -246,8 +246,8 @@ class Measurement:
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """The record with its bound, what the kernel moved, and the rates; a NOISY time or bound gives none.  Traffic
-        that no memory of the device could have moved in the time read is left out."""
+        """The record with its bound, the kernel's traffic, and the rates.  A NOISY time or bound gives no rates.  The
+        traffic is left out if no memory of the device could have moved so many bytes in the measured time."""
         traffic, reason, limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and limits:
@@ -276,7 +276,7 @@ class Measurement:
         return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""
+        """Measures the ceilings again after the first reading above them: a busy machine may have lowered them."""
         ceilings = self.ceilings
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return

@@ -1,6 +1,6 @@
-"""The samples of a function, and what they are worth: when a reading is NOISY or INVALID, and a record's fields of it.
+"""The samples of a function, and rules that say when a reading is NOISY or INVALID.
 
-A reading is NOISY if its median says little, because the machine did other work or the samples are few.
+A reading is NOISY if its median is unreliable, because the machine did other work or there are too few samples.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rooflab.bench.core.record import L2State, Record
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 WAITING = 0.05
-"""Highest ratio of the time that threads waited for a processor to the time that they ran: on a quiet 2-core EPYC 0.001
-to 0.01; with one of the two cores busy 0.34 to 0.47, with both busy 1.0."""
+"""The highest allowed ratio of the time that threads waited for a processor to the time that threads ran.  On a 2-core
+EPYC: 0.001 to 0.01 when quiet, 0.34 to 0.47 with one core busy, 1.0 with both cores busy."""
 SPREAD = 2.0
-"""Highest ratio of the 80th percentile to the 20th: 1.05 to 1.7 there when quiet, up to 200 with both cores busy.  It
-finds what the threads' waiting cannot: other guests of the same host, and other work on a GPU."""
+"""The highest allowed ratio of the 80th percentile to the 20th.  On that EPYC: 1.05 to 1.7 when quiet, up to 200 with
+both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `WAITING` cannot."""
 DRIFT = 1.5
-"""Highest ratio, up or down, of the later half's median to the earlier half's: up to 1.4 there when quiet."""
+"""The highest allowed ratio, up or down, of the medians of the later and the earlier half: up to 1.4 when quiet."""
 FEWEST = 0.25
-"""Lowest share of the samples that the reading's time has room for: its time divided by the median sample.  A first
-call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long."""
+"""The lowest allowed number of samples, as a share of those that fit into the time (the time over the median sample).
+With a first call of 300 ms in a budget of 150 ms, 5 of 80 samples were left, and their median was 6% too long."""
 ABOVE = 1.05
-"""A reading beyond a limit by more than this factor is not noise."""
+"""If a reading exceeds a limit by more than this factor, noise is not the reason."""
 CAUSES = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
@@ -40,7 +40,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one function; what a method does not record is None or empty."""
+    """The samples of one function.  A field is None or empty if the timing method does not record it."""
 
     seconds: tuple[float, ...]
     """Seconds per call of every sample, in time order; no sample is dropped."""
@@ -50,34 +50,34 @@ class Samples:
     """Whether the last-level cache held the function's data when a sample began."""
     calls_per_sample: int = 1
     resolved: bool = True
-    """Whether the median sample is at least `timing.STEPS_PER_SAMPLE` steps of the timer; else it is UNRESOLVED."""
+    """Whether the median sample has at least `timing.STEPS_PER_SAMPLE` timer steps; else the reading is UNRESOLVED."""
     noise: str = ""
-    """Why the reading says little: the machine was busy, or the samples spread, drift or are few."""
+    """Why the reading is unreliable: the machine was busy, or the samples spread, drift or are too few."""
     few: str = ""
-    """Why the samples are too few, which makes the reading noise too."""
+    """Why there are too few samples; then the reading is noise too."""
     fault: str = ""
-    """Why the reading must not be published (a replaced clock)."""
+    """Why the reading must not be published, such as a replaced clock."""
     launch_floor_s: float | None = None
-    """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
+    """Seconds per call of an empty kernel, by the same method with as many calls per sample; None on a CPU."""
 
     @property
     def median_s(self) -> float:
-        """Median, seconds per call."""
+        """The median of the samples, in seconds per call."""
         return float(np.median(self.seconds))
 
 
 def few(samples: int, room: int) -> str:
-    """Why a reading has too few samples, in one sentence; empty if it has not."""
+    """Why a reading has too few samples, in one sentence; empty if it has enough samples."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
 
 
 def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
-    """Why samples in time order are noise, in one sentence; empty if they are not.
+    """Why samples in time order are noise, in one sentence; empty if the samples are no noise.
 
-    `waiting` is the time that the process's threads waited for a processor, over the time that they ran; None if the
-    system does not tell.  Without samples only that decides.
+    `waiting` is the time that the process's threads waited for a processor, divided by the time that they ran; None if
+    the system does not report it.  If there are no samples, only `waiting` decides.
     """
     if waiting is not None and waiting > WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
@@ -94,19 +94,19 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
 
 
 def shared(clocks: JsonObject | None) -> str:
-    """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say.
+    """Why a reading is noise if other processes used the card; empty if there were none, or NVML does not tell.
 
-    `clocks` is `ClockWatch.summary()`.
+    `clocks` is the result of `ClockWatch.summary()`.
     """
     others = (clocks or {}).get("other_processes")
     return f"other processes were on the card: {others}" if others else ""
 
 
 def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
-    """The limit that a reading exceeds most and the factor, or None where it exceeds no limit.
+    """The limit that a reading exceeds by the largest factor, and this factor; None if it exceeds no limit.
 
     On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
-    where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
+    if L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
     """
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
     bounded = replace(cost, tensor_flops=tensor_flops)
@@ -125,11 +125,11 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
 def why_invalid(
     samples: Samples, cost: Cost | None, limits: Ceilings | None, clocks: JsonObject | None = None
 ) -> str | None:
-    """Why a reading is INVALID, in one sentence with its likely cause, or None.
+    """Why a reading is INVALID, in one sentence with its likely cause; None if it is valid.
 
-    Checked in this order: a fault that the timer found, a timer that did not advance, a throttled card, a time below
-    that of an empty kernel, a clock too coarse (`UNRESOLVED: ...`), and a reading above `limits`, the rates that the
-    device cannot exceed at its highest clock.  An argument that is None is not checked.
+    The causes are checked in this order: a fault that the timer found, a timer that did not advance, a throttled card,
+    a time below that of an empty kernel, a clock that is too coarse (`UNRESOLVED: ...`), and a reading above `limits`,
+    the rates that the device cannot exceed at its highest clock.  An argument that is None is not checked.
     """
     seconds, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
@@ -152,7 +152,7 @@ def why_invalid(
 
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
-    """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
+    """The record with the fields of a reading, except the rates.  Non-finite samples are kept but give no latency."""
     floor = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
     p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)

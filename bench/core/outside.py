@@ -1,8 +1,8 @@
 """Kernels in child processes: inputs go there and outputs come back through files in shared memory.
 
-Oracle, tolerance and verdict stay in the asking process, and are made after the answer; the child is not told the seed.
-A process that ends or hangs has failed; nothing that it prints counts.  In the child, `answer`
-serves the requests.
+The oracle, the tolerance and the verdict stay in the parent process, which computes them after the child's answer.  The
+child does not get the seed.  If the child ends or hangs, the kernel has failed; what the child prints does not count.
+In the child, `answer` serves the requests.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, extent, get_scheme
 
 LATE_S = 10.0
-"""A check that began before the limit is ended this many seconds after the limit."""
+"""A check that still runs at the limit is ended this many seconds later."""
 
 
 class Checkers:
-    """Makes checks whose kernels run in child processes, on a CPU in one for each core, with one thread each.
+    """Makes checks whose kernels run in child processes.  On a CPU there is one child per core, with one thread.
 
-    They interpret Triton's kernels if this process does; with `emulators`, a pool of such processes, kernels that have
-    compiled code run in the emulator.  A child is ended when a call takes longer than `limit_s` seconds, by default
-    its pool's limit, and when `over` is set.  A drawn case with an option that its kernel has refused is checked
-    without the option.
+    The children interpret Triton's kernels if this process does.  With `emulators`, a pool of processes, kernels that
+    have compiled code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default
+    the pool's limit), or if `over` is set.  If a kernel has refused an option of a drawn case, the case is checked
+    without this option.
     """
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
         self._refused: dict[str, set[str]] = {}
-        """Options that a kernel has refused with a `ValueError`."""
+        """By the id of a kernel, the options that the kernel has refused with a `ValueError`."""
 
     @property
     def workers(self) -> int:
-        """Most checks at a time."""
+        """The largest number of checks at the same time."""
         return cores() if self.device.type == "cpu" else 1
 
     def _pool(self, kernel: Kernel) -> Pool:
@@ -64,15 +64,15 @@ class Checkers:
         return emulated or Pool.of_kernels(self.device.type == "cpu")
 
     def start(self, checks: Sequence[CheckTask]) -> None:
-        """Starts the processes that these checks take, and waits until they are ready."""
+        """Starts the child processes that `checks` need, and waits until the processes are ready."""
         for pool in {self._pool(task.kernel) for task in checks}:
             pool.start(min(len(checks), self.workers))
 
     def __call__(self, task: CheckTask) -> CheckResult:
         """Makes one check.
 
-        After a fault its child is ended, because the kernel may have left it in any state; after a wrong answer it
-        only runs the same kernel again.  A file that has changed is imported by another child.
+        After a fault the child is ended, because the kernel may have changed the state of the process.  After a wrong
+        answer the child runs only the same kernel again.  If a kernel's file has changed, another child imports it.
         """
         spec, refused = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused:
@@ -93,11 +93,10 @@ class Checkers:
         return result
 
     def each(self, checks: Sequence[CheckTask], limit_s: float = math.inf) -> Iterator[tuple[int, CheckResult]]:
-        """Yields each result as it comes, with its index in `checks`; threads of this process judge.
+        """Yields each result as soon as it is there, with its index in `checks`.  Threads of this process judge.
 
-        No check begins after `limit_s` seconds, and those that run then have `LATE_S` more: the other results are left
-        out.
-        """
+        No check begins after `limit_s` seconds.  Checks that run at that time have `LATE_S` seconds more.  Checks that
+        did not begin or did not end have no result."""
         ends, workers = time.monotonic() + limit_s, max(1, min(self.workers, len(checks)))
 
         def begin(place: int) -> tuple[int, CheckResult] | None:
@@ -118,7 +117,7 @@ class Checkers:
 
 
 class Outside(Runner):
-    """A `Runner` in the process `child`; `limits` of each call are those of `Child.ask`.  `close` frees the memory."""
+    """A `Runner` in the process `child`.  `limits` are the arguments of `Child.ask`.  `close` frees shared memory."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class Outside(Runner):
         return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
-        """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
+        """Calls a method of the child's `Runner`.  Raises what the method raises; also `Failed` without an answer."""
         try:
             request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:
@@ -178,7 +177,7 @@ class Outside(Runner):
 
 
 class Serving:
-    """The child's side: it holds the `Runner` of the kernel that was begun last."""
+    """The child's side of the protocol: holds the `Runner` of the kernel that the last `begin` request named."""
 
     def __init__(self, make: Callable[[Kernel, OpSpec, Scheme, torch.device], Runner] = Runner):
         self._make = make
@@ -186,14 +185,14 @@ class Serving:
 
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
-        """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
+        """The kernel called `name`, which `file` registers if given.  Raises `ValueError` on an unknown name."""
         registered = op in registry.ops() and name in registry.kernels(op)
         if file and not registered:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
     def answer(self, request: JsonObject) -> Json:
-        """`done` with the result, or the fault."""
+        """Answers a request with `done` and the result, or with the fault."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
         arguments = read(request["arguments"], device)
         try:
@@ -226,17 +225,17 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
-    """A folder in shared memory, or on the disk if shared memory has too little room for the bytes."""
+    """A temporary folder in shared memory, or on the disk if shared memory has less than `bytes_` bytes free."""
     there = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
     return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if there else None)
 
 
 ALIGNMENT = 64
-"""Bytes; a tensor keeps its own place behind a multiple of them, because kernels specialise on alignment."""
+"""A copied tensor keeps its address modulo this number of bytes, because kernels specialise on alignment."""
 
 
 class _Writer(pickle.Pickler):
-    """Writes tensors as the bytes between their first and last element, with strides and alignment."""
+    """Pickles tensors as the bytes from the first to the last element, with strides and alignment."""
 
     def persistent_id(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -247,7 +246,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what a `_Writer` wrote; its tensors are copies on `device`.  It refuses code."""
+    """Reads what a `_Writer` wrote, with tensors on `device`.  Refuses pickled classes and functions: they run code."""
 
     def __init__(self, file: IO[bytes], device: torch.device):
         super().__init__(file)
@@ -270,13 +269,13 @@ class _Reader(pickle.Unpickler):
 
 
 def written(value: object, file: Path) -> str:
-    """Writes tensors and plain values for `read`; returns the file's path.  Raises `OSError` if the disk is full."""
+    """Writes tensors and plain values to `file`, for `read`.  Returns the path.  Raises `OSError` on a full disk."""
     with file.open("wb") as out:
         _Writer(out, protocol=5).dump(value)
     return str(file)
 
 
 def read(path: str, device: torch.device) -> Any:
-    """The value that `written` wrote, its tensors on `device`."""
+    """The value that `written` wrote to `path`, with its tensors on `device`."""
     with open(path, "rb") as file:
         return _Reader(file, device).load()

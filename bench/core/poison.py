@@ -1,9 +1,8 @@
-"""Memory that reveals wrong reads and writes: guards around tensors, poison in unwritten places, exact comparison; and
-the ways in which a wrong kernel looks right, where its outputs show them.
+"""Memory that reveals wrong reads and writes: guards around tensors, poison in unwritten memory, exact comparison.
 
-Kernels do that by mistake, and generated ones often (Ouyang et al., KernelBench, 2025; reports in the public kernel
-contests of 2025 and 2026): they keep answers between calls, finish their work after the call, or return memory that
-they did not write.
+This file also finds wrong kernels whose outputs look right.  Such a kernel keeps answers between calls, finishes its
+work after the call, or returns memory that it did not write.  Kernels do so by mistake, and generated kernels do so
+often (Ouyang et al., KernelBench, 2025; reports in the public kernel contests of 2025 and 2026).
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from rooflab.bench.core.failed import LayoutRefused
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, extent
 
 GUARD_BYTES = 65536
-"""Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
+"""Bytes of the guard on each side of a tensor: more than a page of a small model's KV cache, so slot -1 hits it."""
 ROW_PADDING = 16
-"""Elements added to each stride of a padded layout, times the tensor's place among the arguments, so that no two have
-the same strides; a multiple of 16 bytes in every dtype, so alignment is kept."""
+"""Elements added to each stride of a padded layout.  This number is multiplied by the argument's position, so that no
+two arguments have the same strides.  It is a multiple of 16 bytes in every dtype, so alignment is kept."""
 Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside", "far pages"]
-"""How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
-has stride 1; with its dimensions in the other order; with most rows more than 2**31 elements behind the first, where an
-offset of 32 bits ends; and so with another dimension, such as heads; a contiguous cache whose
-pages from the second on lie there."""
+"""The memory layout of a tensor, in this order: as given; longer strides; a gap after every element, so that no stride
+is 1; dimensions in the reverse order; most rows more than 2**31 elements behind the first, beyond 32-bit offsets; the
+same for another dimension, such as heads; a contiguous cache whose pages after the first lie more than 2**31 elements
+behind it."""
 FAR: tuple[Arrangement, ...] = ("far", "far inside")
 FAR_PAGES: Arrangement = "far pages"
 FAR_STRIDE, FAR_EXTENT, FAR_MOST, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
-"""Of a far tensor: what its far stride does not reach, because Triton takes a stride of 2**31 in 64 bits; how far that
-dimension goes; the most elements from first to last; the most rows, for each takes a page of memory; of what strides
-are multiples."""
+"""Limits of a far tensor, in elements: its far stride is below the first, because Triton passes a stride of 2**31 in 64
+bits; the extent of the far dimension; the largest distance from first to last element; the most rows, because each row
+takes a page of memory; strides are multiples of the last."""
 MAP_NORESERVE = 0x4000
-"""mmap's flag for memory that may be more than there is (Linux)."""
+"""mmap's flag to reserve more memory than the machine has (Linux)."""
 NAN_BYTE = 0xFF
-"""Bytes of ones are a NaN in every float dtype and -1 in an integer: an index from outside its table hits a guard."""
+"""A byte of ones: NaN in every float dtype, -1 in an integer.  An index read from a guard is -1, which hits a guard."""
 SENTINEL_BYTE = 0x7B
-"""The fill of an integer output: large in every width, and never a token, a slot or a length of the inputs."""
+"""The fill byte of an integer output.  The value is large in every width, so it is no token, slot or length."""
 
 
 @dataclass(frozen=True)
@@ -51,33 +50,33 @@ class Guarded:
     """A tensor inside a larger buffer; all other bytes of the buffer are poison."""
 
     buffer: torch.Tensor
-    """(n,): a guard, the tensor's storage with poison in its gaps, a guard."""
+    """Shape (n,): a guard, the tensor's storage with poison in the gaps, and another guard."""
     pristine: torch.Tensor
-    """A copy of the buffer as it was at first."""
+    """A copy of the buffer before the kernel ran."""
     view: torch.Tensor
-    """The tensor itself."""
+    """The tensor, as a view of the buffer."""
 
     @property
     def own(self) -> torch.Tensor:
-        """The tensor that the check compares: without pages that it only put between."""
+        """The tensor that the check compares, without the unused pages that the check inserted."""
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
         """Writes other values of the same shape to the same addresses, without a new version of the tensor.
 
-        Kernels write in this way: Triton and CUDA code do not change torch's version counter.
+        Kernels also write without a new version, because Triton and CUDA code do not change torch's version counter.
         """
         single = _single(self.view.stride())
         for view in (self.view.data, self._place_in(self.pristine)):
             view[single].copy_(tensor[single])
 
     def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
-        """The tensor's own place in a copy of the buffer."""
+        """The view of the tensor's elements in a copy of the buffer."""
         offset = self.view.storage_offset() - self.buffer.storage_offset()
         return copy.as_strided(self.view.shape, self.view.stride(), offset)
 
     def damage(self, *, may_change: bool) -> str | None:
-        """Describes a forbidden write, or returns None.  With `may_change` the tensor's own elements may change."""
+        """Describes a forbidden write; returns None if there is none.  With `may_change` the elements may change."""
         start = self.view.storage_offset() - self.buffer.storage_offset()
         end = start + self.view.numel()
         if not may_change and same_bits(self.buffer, self.pristine):
@@ -102,7 +101,7 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Far(Guarded):
-    """A tensor whose rows lie far apart in memory that is touched only there: the buffer is the tensor itself."""
+    """A tensor whose rows lie far apart.  The memory between the rows is never touched; the buffer is the tensor."""
 
     def damage(self, *, may_change: bool) -> str | None:
         return None if may_change or same_bits(self.own, self.pristine) else "was changed"
@@ -110,7 +109,7 @@ class Far(Guarded):
 
 @dataclass(frozen=True)
 class FarPages(Far):
-    """A contiguous cache of pages; after the first page come more than 2**31 elements of unused pages."""
+    """A contiguous cache of pages.  More than 2**31 elements of unused pages follow the first page."""
 
     @property
     def own(self) -> torch.Tensor:
@@ -118,12 +117,12 @@ class FarPages(Far):
 
 
 def _gap(cache: torch.Tensor) -> int:
-    """The pages between the first one and the others."""
+    """The number of unused pages between the first page and the second."""
     return FAR_STRIDE // cache[0].numel() + 1
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """The same slots where the pages of a cache (pages, page size, ...) lie far apart."""
+    """Converts `slots` of a cache (pages, page size, ...) to the slots of its `FarPages`."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
@@ -135,7 +134,7 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros with these strides, 2**31 elements from both ends of memory that is taken only where it is touched."""
+    """Zeros with these strides, 2**31 elements away from both ends of a mapping.  Only touched pages take memory."""
     count = extent(shape, strides)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
@@ -152,7 +151,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """A copy of `tensor` between guards, with the same alignment, arranged as the argument at `place`."""
+    """A copy of `tensor` between guards, with the same alignment, in a layout.  `place` is the argument's position."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -168,7 +167,7 @@ def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0)
 
 
 def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
-    """The tensors of each dtype as views of one storage, guards included, as parts of one product's output are."""
+    """Puts the tensors of each dtype, with their guards, into one storage, as if one product had computed them all."""
     placed_guards = dict(guards)
     for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
         names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
@@ -191,9 +190,9 @@ def guard_output(
     arranged: Arrangement = "plain",
     stale: torch.Tensor | None = None,
 ) -> Guarded:
-    """An output between guards, full of NaN, or of the sentinel for integers.
+    """An output between guards, filled with NaN, or with the sentinel if it is an integer.
 
-    With `stale` it holds these values of an earlier answer, like memory that a caller uses again.
+    With `stale` the output holds the values of an earlier answer, like memory that a caller uses again.
     """
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = strides_of(model, arranged)
@@ -210,7 +209,7 @@ def guard_output(
 def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The buffer, full of poison, and the view in its middle."""
+    """The buffer, filled with poison, and the view in the middle of the buffer."""
     side = GUARD_BYTES // dtype.itemsize
     whole = 2 * side + skew + extent(shape, strides)
     count = -(-whole // 256) * 256  # so that what follows in one storage is aligned too
@@ -220,12 +219,12 @@ def _allocate(
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """An index that selects each element in memory once: of an expanded dimension only the first position."""
+    """An index that selects each element in memory once: position 0 of each expanded dimension, all of the others."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
 def wipe(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrites outputs that are no longer needed with poison, so that a kernel that returns one again fails."""
+    """Overwrites old outputs with poison, so that a kernel that returns an old output again fails."""
     with torch.inference_mode():
         for tensor in tensors:
             if tensor.numel() and torch._debug_has_internal_overlap(tensor) != 1:
@@ -233,8 +232,8 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """The strides of an arrangement; no longer stride follows from the sizes alone.  Those of the tensor itself where
-    it is empty, expanded, or has one dimension and keeps its elements together."""
+    """The strides of a tensor in an arrangement.  Longer strides are padded, so they do not follow from the sizes.  A
+    tensor keeps its own strides if it is empty or expanded, or has one dimension and `arranged` is not "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
@@ -252,10 +251,10 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Strides, the shortest first in `order`, of which one is near 2**31, or a part of `FAR_EXTENT` for many rows.
+    """Strides of which one is near 2**31, or smaller for many rows (`FAR_EXTENT`).  `order`: shortest stride first.
 
-    It is that of the outermost dimension with a third row, or `inside` of another one.  Longer ones contain it, so that
-    each dimension of the rest may be joined with the next.  Empty where no dimension fits.
+    The far dimension is the outermost one with at least three rows; with `inside` it is another dimension.  Longer
+    strides are multiples of the far stride, so that other dimensions can be merged.  Empty if no dimension fits.
     """
     outer = [dim for dim in order[1:] if shape[dim] > 1]
     outermost = next((dim for dim in reversed(outer) if shape[dim] > 2), outer[-1] if outer else None)
@@ -275,13 +274,13 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as bytes (n,): a NaN then equals itself, and -0.0 differs from 0.0."""
+    """The tensor's elements as bytes, shape (n,).  As bytes a NaN equals itself, and -0.0 differs from 0.0."""
     dense = tensor.detach().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one size hold the same bytes; eight at a time, for single ones take 4 times as long."""
+    """Whether two tensors of one size hold the same bytes.  Compares 8 bytes at once: single bytes take 4x as long."""
     pair = bits(first), bits(second)
     if all(part.numel() % 8 == part.storage_offset() % 8 == 0 for part in pair):
         pair = pair[0].view(torch.int64), pair[1].view(torch.int64)
@@ -290,10 +289,10 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 @contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Makes `torch.empty` give NaN, or the largest integer.
+    """Makes `torch.empty` return NaN, or the largest integer.
 
-    PyTorch fills uninitialised memory in its deterministic mode. This mode also changes the algorithms of a few ops, so
-    compare the bits of two runs only outside of it.
+    PyTorch fills uninitialised memory in its deterministic mode.  This mode also changes the algorithms of a few ops,
+    so do not compare the bits of two runs inside this context.
     """
     mode = torch.get_deterministic_debug_mode()
     switch: Any = torch.utils.deterministic
@@ -310,11 +309,11 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 LATE_S = 0.1
-"""Seconds for which an output is watched for late writes."""
+"""An output is watched for late writes for this many seconds."""
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether `output` shares memory with `buffer`, even as another object."""
+    """Whether `output` shares memory with `buffer`, also if they are different tensor objects."""
     if not output.numel() or output.device != buffer.device:
         return False
     storage = buffer.untyped_storage()
@@ -324,7 +323,7 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def changes_later(outputs: Outputs, read: Outputs) -> str | None:
-    """A fault if `outputs` change from the values `read` within `LATE_S`."""
+    """Describes the fault if `outputs` differ from the values `read` within `LATE_S`; else returns None."""
     ends = time.monotonic() + LATE_S
     while all(same_bits(now, was) for now, was in zip(outputs, read, strict=True)):
         if time.monotonic() > ends:
@@ -348,13 +347,13 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Names of the weights: a kernel may keep what it computes from a weight while it is the same tensor."""
+    """The names of the weights.  A kernel may cache what it computes from a weight, while the tensor is the same."""
     beside = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *beside, "weight"))
 
 
 def alike(inputs: Inputs, others: Inputs) -> bool:
-    """Whether both have the same shapes and scalars, so that the values of one fit into the memory of the other."""
+    """Whether both sets have the same shapes and scalars, so that one set fits into the memory of the other."""
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)

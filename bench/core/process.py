@@ -1,7 +1,7 @@
-"""Child processes: starts one, asks it, limits its time, and ends it with all processes that it started.
+"""Child processes: starts a child, sends requests, limits the time, and ends the child with all its descendants.
 
-`Child` has one protocol: a request is a line of JSON, and the answer is lines of JSON (`boot.py` is the child's
-program).  If a child does not answer, `ChildFailed` is raised.
+A request to a `Child` is a line of JSON, and an answer is one or more lines of JSON.  `boot.py` is the child's
+program.  If a child does not answer, `ChildFailed` is raised.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ BOOT = Path(__file__).with_name("boot.py")
 START_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
 LOOK_S = 1.0
-"""Seconds between two questions to the caller whether the child hangs."""
+"""Seconds between two calls of the caller's `hangs`, which tells whether the child hangs."""
 IN_SOFTWARE_S = 1800.0
-"""Longest time of one run of a kernel on a CPU: a large case in Triton's interpreter."""
+"""Longest time of one run of a kernel on a CPU.  A large case in Triton's interpreter takes long."""
 ON_A_CARD_S = 120.0
-"""Longest time of one run of a compiled kernel on a card: a longer run hangs, and holds the card."""
+"""Longest time of one run of a compiled kernel on a GPU.  A longer run hangs, and blocks the GPU."""
 END_S = 10.0
-"""A process that still exists this long after SIGKILL hangs in the driver."""
+"""A process that still exists this many seconds after SIGKILL hangs in the driver."""
 
 
 class ChildFailed(RuntimeError):
-    """A child gave no answer: it took too long (`late`), ended (`died`), or does not end, even after SIGKILL."""
+    """A child gave no answer: the child took too long (`late`), ended (`died`), or does not end after SIGKILL."""
 
     limit_s: float | None = None
-    """The limit in seconds after which the child was ended; None if it ended by itself."""
+    """The limit in seconds after which the child was ended; None if the child ended by itself."""
     status: int | None = None
-    """The exit status of the child, as in `subprocess`: a number below 0 is minus the signal."""
+    """The exit status of the child, as in `subprocess`: a negative status is minus the number of the signal."""
     words = ""
     """The end of the child's standard error."""
 
@@ -69,26 +69,26 @@ class ChildFailed(RuntimeError):
 
     @property
     def how(self) -> str:
-        """The way in which the child ended, such as `signal SIGSEGV`."""
+        """How the child ended, such as `signal SIGSEGV`."""
         status = self.status or 0
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
 def command_for(modules: Sequence[str], tree: Path | None = None, python: str = sys.executable) -> list[str]:
-    """The command of a child that imports `modules` and answers with `answer(request)` of the last one.
+    """The command of a child that imports `modules` and answers by the function `answer` of the last module.
 
-    With `tree` it takes the kernels from `tree` and `bench` from this one.
+    With `tree` the child takes the kernels from `tree`, and `bench` from the tree of the running program.
     """
     # -P: imports must not look into the script's folder first.
     return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
 class Child:
-    """One process that answers requests.  Raises `ValueError` where it could not keep what it compiles.
+    """One process that answers requests.  Raises `ValueError` if its compile caches could not be written to.
 
-    It has this process's environment with these changes; None takes a variable away.  It leads its own session, so
-    that all processes that it starts end with it; without `own_session` Ctrl-C also ends it.  Its standard error goes
-    to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree` and `python` are those of `command_for`.
+    The child gets this process's variables, changed by `environment`; a value None removes a variable.  The child leads
+    its own session, and its descendants end with it.  Without `own_session` Ctrl-C also ends the child.  Standard error
+    goes to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree`, `python`: arguments of `command_for`.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Child:
             start_new_session=own_session,
         )
         self.only_for = ""
-        """The beginning of the names of the users that may still get this child from `Pool.child`."""
+        """`Pool.child` gives this child only to users whose name begins with this text."""
         self._ready = False
         self._status: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
@@ -127,9 +127,9 @@ class Child:
     def run(
         command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `command`; returns its output and status, and ends all processes that it started.
+        """Runs `command`, returns its output and status, and ends all processes that the command started.
 
-        Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
+        Ends the command and raises `subprocess.TimeoutExpired` if the command takes longer than `timeout_s`.
         """
         with subprocess.Popen(
             command,
@@ -162,27 +162,27 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether `stop` ended it."""
+        """Whether `stop` has ended the child."""
         return self._status is not None
 
     def ask(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Json:
         """The answer to a request.
 
-        Raises `ChildFailed` without an answer within `limit_s` seconds (the start may take `START_S` more), or before
-        if `hangs`, asked every second, says so, and if the child ends.  The child and all processes that it started
-        are then ended.
+        Raises `ChildFailed` if no answer comes within `limit_s` seconds (the start may take `START_S` more), if the
+        child ends, or if `hangs`, which is called every second, returns True.  Then the child and all processes that
+        it started are ended.
         """
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
     def stream(self, request: Json, limit_s: float) -> Iterator[Json]:
-        """The answers to a request with several, each within `limit_s` seconds of the one before.  Raises as `ask`."""
+        """Yields the answers to a request that has several.  Each answer may take `limit_s`.  Raises like `ask`."""
         self._send(request)
         while (answer := json.loads(self._line(limit_s))) is not None:
             yield answer
 
     def start(self, hangs: Callable[[], bool] = lambda: False) -> None:
-        """Waits until the child has imported its modules.  Raises as `ask`."""
+        """Waits until the child has imported its modules.  Raises like `ask`."""
         if not self._ready:
             self._line(START_S, hangs)
             self._ready = True
@@ -192,7 +192,7 @@ class Child:
         self.post(request)
 
     def post(self, request: Json) -> None:
-        """Sends a request and does not wait: for one whose answer nobody needs, and which ends with `stop`."""
+        """Sends a request without waiting.  Use it if nobody needs the answer, and `stop` ends the request."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")
@@ -220,7 +220,7 @@ class Child:
         raise ChildFailed.died(self.stop(), words[-2000:])
 
     def stop(self) -> int:
-        """Ends the process and all that it started; returns its status.  Raises `ChildFailed` if it does not end."""
+        """Ends the process and its descendants; returns the exit status.  Raises `ChildFailed` if it does not end."""
         if self._status is None:
             kill_whole(self._popen.pid)
             try:
@@ -240,9 +240,9 @@ def cores() -> int:
 
 
 class Pool:
-    """One child per core, at most 8, or `size` children, each started when it is needed and kept for the next request.
+    """A pool of at most `size` children (default: one per core, at most 8), started on demand and reused.
 
-    Ctrl-C ends the children too; otherwise this process's threads would wait for their answers.
+    Ctrl-C also ends the children; otherwise threads of this process would wait for answers.
     """
 
     def __init__(
@@ -263,16 +263,15 @@ class Pool:
     @staticmethod
     @cache
     def of_kernels(one_thread: bool) -> Pool:
-        """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
+        """The pool of processes in which kernels run; it stays to the program's end.  `one_thread`: one thread each."""
         environment, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
         return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """An idle or a new child for the caller alone; if the caller ended it, it is not used again.
+        """Yields an idle or a new child, which only the caller uses.  Idle children reserved for other users are ended.
 
-        Idle children that are only for other users are ended.
-        """
+        A child that the caller has ended is not used again."""
         try:
             while not user.startswith((child := self.idle.get_nowait()).only_for):
                 child.stop()
@@ -285,24 +284,24 @@ class Pool:
                 self.idle.put(child)
 
     def begin(self, count: int = 1) -> None:
-        """Starts children and does not wait: they import torch while the caller does."""
+        """Starts children and does not wait, so that the children import torch while the caller imports it."""
         for _ in range(count):
             self.idle.put(self._new())
 
     def start(self, count: int) -> None:
-        """Waits until `count` children can answer; one that does not start is left out."""
+        """Waits until `count` children can answer.  A child that does not start is left out."""
         with ExitStack() as stack:
             for child in [stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
                 with suppress(ChildFailed):
                     child.start()
 
     def ask(self, request: Json, hangs: Callable[[], bool] = lambda: False) -> Json:
-        """The answer of an idle or a new child.  Raises as `Child.ask`."""
+        """The answer of an idle or a new child.  Raises like `Child.ask`."""
         with self.child() as child:
             return child.ask(request, self.limit_s, hangs)
 
     def ask_all(self, requests: Iterable[Json]) -> Iterator[Json]:
-        """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""
+        """Yields the answers of parallel children in the order of the requests; a `ChildFailed` if one is missing."""
         return self.threads.map(self._attempt, requests)
 
     def _attempt(self, request: Json) -> Json:
@@ -312,7 +311,7 @@ class Pool:
             return failed
 
     def stop(self) -> None:
-        """Drops the requests that are not yet sent, waits for the other answers, and ends every child."""
+        """Drops requests that were not sent, waits for the answers to all others, and ends every child."""
         self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
@@ -321,7 +320,7 @@ class Pool:
 def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and every process that it and its children started.
 
-    To kill the group is not enough: the process of a kernel's first run leads its own session.
+    Killing the group is not enough, because the process of a kernel's first run leads its own session.
     """
     processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
@@ -330,7 +329,7 @@ def kill_whole(pid: int) -> None:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process `pid` and all its descendants; empty if it has ended."""
+    """The process `pid` and all its descendants; empty if the process has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -339,7 +338,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kills each process that still exists; psutil does not confuse it with a new process of the same pid."""
+    """Kills each process that still exists.  psutil never kills a new process that has an old process's pid."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()

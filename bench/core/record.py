@@ -35,7 +35,7 @@ Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
-"""Statuses of a kernel that was not run, for a reason outside the kernel."""
+"""The statuses of a kernel that was not run, without a fault of the kernel."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "cpu", "none"]
 Basis = Literal["measured", "predicted", "published", "bound"]
 L2State = Literal["cold", "warm"]
@@ -44,14 +44,14 @@ Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED
 
 
 def new_run_id() -> str:
-    """A new id: ids sort by time, and two machines do not make the same id."""
+    """A new run id.  Ids sort by time, and two machines do not make the same id."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of a result.  Its construction raises `ValueError` on a value that its field does not allow, and on a
-    latency that must not be published: with a failed status, or of a kernel that ran in Triton's interpreter."""
+    """The record of a result.  The constructor raises `ValueError` on a value that a field does not allow.  It also
+    refuses a latency with a failed status, or a latency of a kernel that ran in Triton's interpreter."""
 
     kind: Kind
     """The kind of result."""
@@ -64,7 +64,7 @@ class Record:
     schema_version: str = SCHEMA_VERSION
     """`major.minor` of this schema."""
     timestamp: str = ""
-    """When the record was made, UTC, ISO 8601; an empty text becomes the present time."""
+    """The time at which the record was made: UTC, ISO 8601.  An empty text becomes the present time."""
     commit: str | None = None
     """Git commit of the Rooflab checkout; None outside a checkout."""
     dirty: bool | None = None
@@ -73,7 +73,7 @@ class Record:
     """Why the status is not OK, or why nothing was timed, in one sentence."""
 
     op: str | None = None
-    """The op's name, for a result of a kernel."""
+    """The name of the op, if the result is of a kernel."""
     kernel: str | None = None
     """The kernel's name within its op."""
     role: Role | None = None
@@ -81,28 +81,28 @@ class Record:
     backend: Backend | None = None
     """The language or library in which the kernel is written."""
     case_id: str | None = None
-    """The case in its stable text form."""
+    """The case as text.  The text of a case does not change between versions."""
     case: Mapping[str, Scalar] = field(default_factory=dict)
     """The case's values."""
     scheme: str | None = None
     """Name of the scheme, which sets the dtypes."""
     config: Mapping[str, Scalar] | None = None
-    """The tunable kernel's config; None if none was chosen."""
+    """The config of a tunable kernel; None if no config was chosen."""
     seed: int | None = None
     """Seed of the inputs and of the order of timing."""
     device: DeviceType | None = None
-    """Type of the device on which the kernel ran or would have run; the device's name is in the environment."""
+    """The type of the device on which the kernel ran, or would have run.  The environment has the device's name."""
 
     checked_by: CheckedBy = "none"
     """What executed the kernel in its check."""
     errors: tuple[Mapping[str, Any], ...] = ()
-    """`ErrorStats` of each output."""
+    """The `ErrorStats` of each output."""
 
     weak: tuple[str, ...] = ()
     """Wrong answers that the case's tolerance would accept."""
 
     basis: Basis = "bound"
-    """Where the times come from: read from a clock, predicted by a model, or only bounded by the roofline."""
+    """The source of the times: read from a clock, predicted by a model, or only bounded by the roofline."""
     timer: str | None = None
     """Name of the timing method."""
     l2_state: L2State | None = None
@@ -110,16 +110,16 @@ class Record:
     latency_p20_ms: float | None = None
     """20th percentile of the samples, per call."""
     latency_median_ms: float | None = None
-    """Median of the samples, per call.  It is a result only with the status OK: a NOISY time gives no ratio."""
+    """Median of the samples, per call.  It is a result only if the status is OK; a NOISY time gives no ratio."""
     latency_p80_ms: float | None = None
     """80th percentile of the samples, per call."""
     samples: str | None = None
-    """All samples in time order, seconds per call: float64 little-endian, zlib, base64.  `samples_s` decodes them."""
+    """All samples in time order, seconds per call: float64 little-endian, zlib, base64.  `samples_s` decodes this."""
     sample_count: int | None = None
     """Number of samples."""
 
     flops: float | None = None
-    """FLOPs that the op needs for these inputs: tensor-core and vector."""
+    """FLOPs that the op needs for its inputs: the sum of tensor-core and vector FLOPs."""
     least_bytes: float | None = None
     """The least HBM bytes that the op must move."""
     traffic_bytes: float | None = None
@@ -127,20 +127,20 @@ class Record:
     traffic_basis: TrafficBasis | None = None
     """The source of `traffic_bytes`: `modelled` (`Traffic.basis`), or `counted`."""
     intensity: float | None = None
-    """`flops` over `traffic_bytes`, or over `least_bytes` if the traffic is unknown."""
+    """`flops` divided by `traffic_bytes`, or by `least_bytes` if the traffic is unknown."""
     flops_per_s: float | None = None
-    """`flops` over the median latency."""
+    """`flops` divided by the median latency."""
     bytes_per_s: float | None = None
-    """`traffic_bytes` over the median latency; `least_bytes` over the median latency if the traffic is unknown."""
+    """`traffic_bytes`, or `least_bytes` if the traffic is unknown, divided by the median latency."""
 
     bound_ms: float | None = None
-    """The least time that the device needs, under `ceilings`."""
+    """The least time that the device needs, according to `ceilings`."""
     limiter: Limiter | None = None
     """The part of the cost that sets the bound."""
     bound_fraction: float | None = None
-    """Bound over median latency; 1 means that the kernel reaches the roof."""
+    """The bound divided by the median latency; 1 means that the kernel reaches the roof."""
     ceilings: Mapping[str, Any] | None = None
-    """The `Ceilings` that give the bound, with their kind."""
+    """The `Ceilings` that give the bound, and the kind of these ceilings."""
 
     peak_memory_bytes: float | None = None
     """Peak device memory of one call, without its inputs and outputs; None if it was not measured."""
@@ -152,18 +152,18 @@ class Record:
     """Properties of the compiled code, one mapping per launched kernel: registers, spills, instruction counts."""
 
     baseline: Mapping[str, Any] | None = None
-    """For an A/B: the baseline side (`kernel`, `commit`, `latency_median_ms`); the record is of the other side."""
+    """In an A/B, the baseline side (`kernel`, `commit`, `latency_median_ms`).  The record is of the other side."""
     verdict: Verdict | None = None
-    """For an A/B: its outcome; the effect, its bounds and the floor are in `metrics`."""
+    """In an A/B, the outcome.  The effect, the bounds of the effect, and the floor are in `metrics`."""
 
     device_kernels: tuple[str, ...] = ()
-    """Names of the device's kernels in the order of one call; empty if they were not recorded."""
+    """Names of the device kernels that one call launched, in order; empty if device kernels were not recorded."""
     activity_hash: str | None = None
-    """Hash of the device's kernels: their code, grids and order; None on a CPU, or if they were not recorded."""
+    """Hash of the device kernels: code, grids and order.  None on a CPU, or if device kernels were not recorded."""
     clocks: Mapping[str, Any] | None = None
     """Clocks, power, temperature and throttle reasons during the run; None on a CPU."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers without a field of their own (`ttft_ms`, `itl_p50_ms`); the name contains the unit."""
+    """Numbers that have no field, such as `ttft_ms` and `itl_p50_ms`.  The name contains the unit."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -198,31 +198,31 @@ class Record:
 
     @staticmethod
     def packed(seconds: Sequence[float]) -> str:
-        """Samples as `samples` holds them: float64 little-endian, zlib, base64, without loss."""
+        """Encodes samples for the field `samples`: float64 little-endian, zlib, base64, without loss."""
         return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
 
     @property
     def method(self) -> str:
-        """The timing method and the L2 state, without the number of calls: `cuda events, launch gaps hidden, cold`.
+        """The timing method and the L2 state, such as `cuda events, launch gaps hidden, cold`.
 
-        The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The L2
-        state shows that several calls share a sample.
+        The number of calls per sample is left out: it depends on the kernel's speed, so a faster kernel would have
+        another method.  The L2 state shows whether several calls share a sample.
         """
         name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
         return f"{name}, {self.l2_state}" if self.l2_state else name
 
     @property
     def stands_alone(self) -> bool:
-        """Whether this bench record is a result of its own, and not one reading of an A/B, which has `pair`."""
+        """Whether this bench record is a result of its own.  A reading of an A/B is not; its `metrics` have `pair`."""
         return self.kind == "bench" and "pair" not in self.metrics
 
     def to_json(self) -> str:
-        """One line of JSON.  Numbers that JSON cannot hold become the texts `nan`, `inf` and `-inf`."""
+        """The record as one line of JSON.  NaN and infinities become the texts `nan`, `inf` and `-inf`."""
         return json.dumps(plain(self), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
+        """The record in `line`.  Raises `ValueError` if `line` is no record, or has a newer major version."""
         values = json.loads(line, parse_constant=_refused)
         if isinstance(values, dict):
             _check_version(str(values.get("schema_version")))
@@ -235,12 +235,12 @@ class Record:
 
 
 _HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
+"""Matches a UTF-16 surrogate.  JSON can contain a lone surrogate, but a UTF-8 file cannot."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """The values of a `Literal`, and None of an optional one; none of another type."""
+    """The allowed values if `hint` is a `Literal` or an optional `Literal` (then with None); else an empty tuple."""
     kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
     values = get_args(kind) if get_origin(kind) is Literal else ()
     return (*values, None) if values and kind is not hint else values
@@ -263,7 +263,7 @@ def _check_version(version: str) -> None:
 
 
 def unpack_samples(text: str) -> list[float]:
-    """The inverse of `Record.packed`.  Raises `ValueError` on a text that is not in its form."""
+    """The inverse of `Record.packed`.  Raises `ValueError` if `Record.packed` cannot have made `text`."""
     try:
         values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
     except (ValueError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""Files of records, one per run and one record per line."""
+"""Reads and writes files of records.  A run has one file, and a record is one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.kernels._folders import check_writable
 
 
 def write(path: Path, *records: Record) -> None:
-    """Appends records to `path`, which it makes; two writers never mix, and a full disk leaves no part of a line."""
+    """Appends records to `path`; makes the file.  Lines of two writers never mix, and no line is written in part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -34,8 +34,8 @@ def write(path: Path, *records: Record) -> None:
 
 
 def read(path: Path, deep: bool = False) -> list[Record]:
-    """All records of a file, or of a folder's `*.jsonl` files in the order of their paths; with `deep`, of the folders
-    in it too.
+    """All records of a file, or of the `*.jsonl` files of a folder in the order of the paths.  With `deep`, also those
+    of subfolders.
 
     Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
     """
@@ -49,7 +49,7 @@ def read(path: Path, deep: bool = False) -> list[Record]:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """`read` of a folder and of the folders in it."""
+    """All records of a folder and its subfolders (`read` with `deep`)."""
     return read(folder, deep=True)
 
 
@@ -67,9 +67,9 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 class RunWriter:
-    """Writes a run's records to its own new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge.
+    """Writes the records of a run to a new file, `<folder>/<run_id>.jsonl`, so that results of two branches merge.
 
-    With `part`, to `<folder>/<run_id><part>.jsonl`, which may hold the readings of processes, `<run_id>-first-0A`.
+    With `part` the file is `<folder>/<run_id><part>.jsonl`.  It may hold the readings of a child, `<run_id>-first-0A`.
     """
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
@@ -85,9 +85,9 @@ class RunWriter:
 
     @classmethod
     def going_on(cls, folder: Path) -> tuple[RunWriter, list[Record]]:
-        """The writer of the newest run in a folder, and the records of that run.  An empty folder gets a new run.
+        """The writer of the newest run in `folder`, and the records of this run.  An empty folder gets a new run.
 
-        Removes the last line if a killed process left it unfinished.
+        Removes the last line if a killed process has left the line unfinished.
         """
         files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
         if not files:
@@ -104,9 +104,9 @@ Place = Literal["kept", "local", "new"]
 def result_folder(place: Place = "new") -> Path:
     """The folder of results.
 
-    `kept`: `results` in a checkout of Rooflab, which has committed records, else `.rooflab`; `local`: `results/local`
-    in a checkout, else `.rooflab`, both of which git ignores; `new`: a folder there, named by the time.  Raises
-    `ValueError` if none can be made.
+    `kept`: `results`, with committed records, in a checkout of Rooflab, else `.rooflab`.  `local`: `results/local` in a
+    checkout, else `.rooflab`; git ignores both.  `new`: a new folder in the `local` folder, named by the time.  Raises
+    `ValueError` if the folder cannot be made.
     """
     checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":

@@ -1,6 +1,6 @@
-"""Which kernels run now, in the file that `ROOFLAB_RUNNING` names.
+"""Notes which kernels run now in the file that the variable `ROOFLAB_RUNNING` names.
 
-If a process dies, the process that started it reads the note and blames these kernels.
+If a process dies, its parent process reads the note and reports these kernels as the cause.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ VARIABLE = "ROOFLAB_RUNNING"
 
 
 class ContextBroken(RuntimeError):
-    """A kernel has broken the CUDA context: this process can run nothing more, and a fresh process must do the rest."""
+    """A kernel has broken the CUDA context.  This process can run no more kernels; a fresh process must do the rest."""
 
 
 class Running(NamedTuple):
-    """The kernels that run now, and since when."""
+    """The kernels that run now, and the time at which they began."""
 
     kernels: tuple[str, ...] = ()
     """One kernel, or several that are timed together; empty if no kernel runs."""
@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
     @staticmethod
     def note(kernels: Sequence[str]) -> None:
-        """Notes the kernels that run next, or none if the last has ended.  Without the variable it writes nothing."""
+        """Notes the kernels that run next; no kernels if the last has ended.  Does nothing without the variable."""
         if path := os.environ.get(VARIABLE):
             part = Path(f"{path}.part")
             part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
@@ -43,7 +43,7 @@ class Running(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Running:
-        """The note in the file `path`.  It is empty if there is no such file."""
+        """The note in the file `path`; empty if there is no such file."""
         try:
             values = json.loads(path.read_text())
             return cls(tuple(values["kernels"]), float(values["began"]))

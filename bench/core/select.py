@@ -1,4 +1,4 @@
-"""Turns the command line's texts into the kernels, cases and schemes of a command."""
+"""Selects the kernels, cases and schemes that the texts of a command line name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Selection:
     """The kernels of each op."""
     suites: tuple[str, ...]
     cases: tuple[Case, ...]
-    """Cases that replace the suites; empty where the suites are used."""
+    """The cases that replace the suites; empty if the suites are used."""
     schemes: tuple[str, ...]
     """The chosen schemes; empty means all schemes of the op."""
     device: torch.device
@@ -39,7 +39,7 @@ class Selection:
         device: str | None,
         seed: int = 0,
     ) -> Selection:
-        """The selection that the command line's texts name.  Raises `ValueError` on an unknown name."""
+        """Makes the selection from the texts of the command line.  Raises `ValueError` on an unknown name."""
         if cases and not (op or kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         chosen: dict[str, tuple[Kernel, ...]] = {}
@@ -64,9 +64,9 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """The schemes of one op: the requested ones that the op has, or the default, or all.
+        """The schemes of one op: the requested schemes that the op has; without requested schemes the default, or all.
 
-        A lone op without the default scheme, such as an op with fp8 operands, gets its own first scheme.
+        If only one op is selected and lacks the default scheme (as with fp8 operands), the op's first scheme is used.
         """
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
@@ -75,10 +75,9 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Named kernels; a `.py` file names the kernels that it registers.  Without names, all of `op` or of every op.
-
-    Files of one op also tell the op.  Each kernel comes with its file, None for a kernel of the tree.  Raises
-    `ValueError` on an unknown name.
+    """The kernels that `names` name.  A `.py` file names the kernels that it registers.  Without names: all kernels of
+    `op`, or of every op.  If all files are of one op, `op` may be None.  Each kernel comes with its file, or None if
+    the kernel is in the tree.  Raises `ValueError` on an unknown name.
     """
     if not names:
         ops = [op] if op else list(registry.ops())
@@ -102,20 +101,20 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 
 def source_of(kernel: Kernel) -> Path:
-    """The file that registers a kernel, or that of its code."""
+    """The file that registers a kernel, or else the file of the kernel's code."""
     code = inspect.unwrap(kernel.fn)
     code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
     return kernel.file or Path(inspect.getfile(code)).resolve()
 
 
 def file_of(kernel: Kernel) -> Path | None:
-    """`source_of` a kernel; None for a kernel of the tree."""
+    """The file of a kernel from outside the tree (`source_of`); None for a kernel of the tree."""
     path, tree = source_of(kernel), Path(registry.__file__).resolve().parent
     return None if path.is_relative_to(tree) else path
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device called `name`; without a name, cuda where there is one.  Raises `ValueError` on a missing device."""
+    """The device called `name`; without a name, cuda if available, else cpu.  Raises `ValueError` if it is missing."""
     if name not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -124,7 +123,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """The first case of `suites` whose shapes a kernel takes in `scheme`; None where there is no such case."""
+    """The first case of `suites` whose shapes the kernel takes in `scheme`; None if there is no such case."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
@@ -135,5 +134,5 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
 
 
 def default_scheme(device: torch.device) -> str:
-    """The default dtype of measurements on a device."""
+    """The name of the scheme in which kernels are measured by default on a device."""
     return "fp32" if device.type == "cpu" else "bf16"

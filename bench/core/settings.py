@@ -1,4 +1,4 @@
-"""The settings of a run of measurements, beside its kernels and cases."""
+"""The settings of a run of measurements, except the kernels and the cases."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FLUSHES = ("read", "write")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of a measurement, made once from the command line and handed on whole.
+    """The options of a measurement, made once from the command line.
 
-    Raises `ValueError` on a budget that is not positive, an unknown flush, or another device.
+    Raises `ValueError` on a budget that is not positive, an unknown flush, or a device that is neither cpu nor cuda.
     """
 
     device: str = "cpu"
@@ -20,21 +20,21 @@ class Settings:
     seed: int = 0
     """Seed of the inputs and of the order of timing."""
     budget_s: float = 0.5
-    """Seconds for one kernel on one case; the kernels of a case are timed interleaved."""
+    """Seconds for each kernel on each case.  The kernels of a case are timed interleaved."""
     limit_s: float = math.inf
-    """Seconds for the whole run: a case that does not begin within them is left out."""
+    """Seconds for the whole run.  A case that does not begin within this time is left out."""
     flush: str = "read"
-    """The way in which the cache is emptied before a sample: one of `FLUSHES`."""
+    """How the cache is emptied before a sample: one of `FLUSHES`."""
     min_samples: int = 5
-    """Fewest samples of each kernel, however long they take."""
+    """The least number of samples of each kernel, even if they take longer than the budget."""
     checked: bool = False
-    """Whether the caller has checked the kernels: then they are only timed."""
+    """Whether the caller has checked the kernels.  Then the kernels are only timed."""
     judge: bool = True
-    """Whether timed calls get fresh values, and the outputs that the last ones leave are judged."""
+    """Whether timed calls get fresh values, and the outputs of the last calls are judged."""
     paired: bool = False
-    """Whether the reading is one of a pair, which a fresh process takes: then a spread of its samples is no noise."""
+    """Whether the reading is one of a pair, taken in a fresh process.  Then a spread of the samples is no noise."""
     roof: bool = True
-    """Whether there is a bound."""
+    """Whether the record gets a roofline bound."""
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -44,7 +44,7 @@ class Settings:
 
 
 def check_flush(flush: str) -> None:
-    """Raises `ValueError` on a way to empty a cache that is none of `FLUSHES`."""
+    """Raises `ValueError` if `flush` is not in `FLUSHES`, the ways to empty a cache."""
     if flush not in FLUSHES:
         raise ValueError(f"flush: expected one of {', '.join(FLUSHES)}, got {flush!r}")
 

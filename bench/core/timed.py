@@ -1,4 +1,4 @@
-"""Times kernels together, on values that they have not seen, and judges what they left of the last ones."""
+"""Times kernels together, on values that are new to the kernels, and judges the outputs of the last calls."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 def time_together(
     ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-    """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
-    for kernels with a noisy reading among them, unless the reading is one of a pair.
+    """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is seconds per kernel.  If a
+    reading is noisy, the budget of all kernels may double, but not for readings of a pair.
 
-    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.
+    If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed together.
     """
     if not ready:
         return {}, {}, None
@@ -79,7 +79,7 @@ def _together_or_alone(
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """The watch of a GPU's clocks; the device itself reads its SM clock too, or the summary says why not."""
+    """A `ClockWatch` of a GPU; no watch on a CPU.  If the device cannot read its SM clock, the summary says why."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -94,11 +94,11 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
-    """For each kernel the fields of its record that one call on a GPU shows (peak memory, the device's kernels), and
+    """For each kernel, the fields of its record that a profiled call on a GPU gives (peak memory, device kernels); and
     the failures of kernels that raised an error.
 
-    This runs after the timing of its case, because it attaches a profiler, which may slow all later launches.  Only
-    the first case of a process is timed before a profiler was ever attached.
+    Call this after the timing of a case, because it attaches a profiler, which may slow all later launches.  So only
+    the first case of a process is timed before any profiler was attached.
     """
     seen: dict[str, dict[str, Any]] = {}
     failures: dict[str, Failed] = {}
@@ -116,12 +116,12 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
 
 
 class Unseen:
-    """Renews the float inputs on which kernels are timed; weights, tables, lengths and changed arguments stay.
+    """Renews the float inputs on which kernels are timed.  Weights, tables, lengths and mutated arguments stay.
 
-    At first it writes values of a seed of its own.  A call, before each round of samples, changes one row of each
-    input, so that no answer that a kernel kept is right any more: neither by address, nor by shape, nor by some of the
-    values.  The last rounds have the same values.  Inputs whose shapes depend on the seed stay as they are, and so do
-    those that are not finite everywhere: NaN in unused pages belongs to the table.
+    The constructor writes values from a random seed.  A call, before each round of samples, changes one row of each
+    input.  Then a cached answer is wrong, whether it was cached by address, by shape or by some of the values.  The
+    last rounds have the same values.  An input stays unchanged if its shape depends on the seed, or if it is not finite
+    everywhere (NaN in unused pages belongs to the table).
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Unseen:
                     inputs[name].data.view(values.dtype)[row] = rolled
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
-        """For each wrong kernel, the fault of the outputs that its last timed calls left."""
+        """For each wrong kernel, the fault of the outputs of its last timed calls."""
         faults = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():

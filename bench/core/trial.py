@@ -1,4 +1,4 @@
-"""One watched run of a kernel: inputs and outputs are guarded, the result is read at once, every fault has a text."""
+"""One watched run of a kernel.  Inputs and outputs have guards, results are read at once, each fault has a text."""
 
 from __future__ import annotations
 
@@ -43,59 +43,59 @@ from rooflab.reference.contract import __file__ as CONTRACT
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 SHARED_ELEMENTS = 2**21
-"""Arranged inputs with fewer elements, guards included, are copied once more into one storage."""
+"""If inputs in a changed layout have fewer elements than this, with their guards, they are put into one storage."""
 INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of a run's inputs and outputs."""
+    """The memory layout of inputs and outputs in one run, and how the kernel is called."""
 
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
-    """Inputs that do not lie in memory as they are given."""
+    """The inputs whose memory layout is changed, and how it is changed."""
     out: Arrangement | None = None
-    """The caller passes outputs in this layout; None: the kernel allocates them."""
+    """The layout of the outputs that the caller passes; None if the kernel allocates its outputs."""
     forms: tuple[tuple[torch.Size, torch.dtype], ...] = ()
     """Shapes and dtypes of the outputs that the caller passes."""
     stale: Outputs = ()
-    """An earlier answer that the caller's outputs hold at first, instead of NaN."""
+    """An earlier answer, which the caller's outputs hold before the call instead of NaN."""
     same_memory: bool = False
-    """The inputs lie in the memory of the last run in this layout."""
+    """Whether the inputs are written into the memory of the last run with `same_memory`."""
     poisoned: bool = False
-    """Memory that the kernel allocates is NaN at first."""
+    """Whether memory that the kernel allocates is filled with NaN."""
     alone: bool = False
-    """Waits for the whole device before and after the call; otherwise only for the current stream."""
+    """Whether the run waits for the whole device before and after the call; otherwise only for the current stream."""
     twice: bool = False
-    """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
+    """Whether the kernel is called twice in a row, as by a timer, and the second result is read."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """By the name of an output, the input in whose memory the caller's output lies."""
+    """By the name of an output, the name of the input whose memory the caller's output uses."""
     elsewhere: bool = False
-    """Another thread makes the call."""
+    """Whether another thread makes the call."""
     sms: int | None = None
-    """SMs that `sm_count` tells the launcher of; None: those of the GPU, or 132."""
+    """The number of SMs that `sm_count` tells the launcher; None means the number of the GPU, or 132."""
 
 
 PLAIN = Layout()
 
 
 class Runner:
-    """Runs one kernel for a check.  It knows the inputs, but neither the seed nor the right outputs.
+    """Runs one kernel for a check.  A runner has the inputs, but neither the seed nor the right outputs.
 
-    Its methods raise `Failed` on the kernel's faults.  `Outside` has the same methods, and a `Runner` in another
+    The methods raise `Failed` on the kernel's faults.  `Outside` has the same methods, and uses a `Runner` in another
     process.
     """
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
         self.free: tuple[str, ...] = ()
-        """Names of arguments that a call may change, or return, beside those that the op changes."""
+        """Names of arguments that a call may change or return, in addition to the arguments that the op mutates."""
         self._sets: dict[str, tuple[Inputs, Any]] = {}
         self._memory: dict[str, Guarded] = {}
         self._last: tuple[Outputs, Outputs] | None = None
-        """The last call's outputs, and their values when they were read."""
+        """The outputs of the last call, and copies of their values when the outputs were read."""
 
     def begin(self) -> None:
-        """Refuses a kernel that cannot run here; sets the precision of torch's products."""
+        """Raises `Failed` if the kernel cannot run here.  Sets the precision of torch's matrix products."""
         pin_matmul_precision()
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
@@ -105,9 +105,9 @@ class Runner:
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Takes a set of inputs in place of the last one of that name; returns whether the kernel packed its weight.
+        """Stores a set of inputs under `name`, and packs its weight.  Returns whether the kernel packs weights.
 
-        `packed_in` is another set, with the same weight, whose packed form is taken.
+        `packed_in` names another set with the same weight; then the packed weight of that set is used.
         """
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
@@ -130,10 +130,10 @@ class Runner:
         return packed is not None
 
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
-        """Runs the kernel once on guarded copies of a set of inputs; its outputs as soon as its stream was done.
+        """Runs the kernel once on guarded copies of a set of inputs; returns outputs read when the stream was done.
 
-        Raises `LayoutRefused` on an arrangement that is not taken, `Failed` INVALID if it replaced a function of the
-        bench, and `Failed` on any other fault, also if an output of the last call has changed since it was read.
+        Raises `LayoutRefused` if the kernel refuses the memory layout, `Failed` with INVALID if the kernel replaced a
+        function of the bench, and `Failed` on any other fault, also if an output of the last call changed later.
         """
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
@@ -151,7 +151,7 @@ class Runner:
         return read
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """The outputs, and their values as they were read."""
+        """Makes the run; returns the output tensors, and copies of their values when the stream was done."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots, cache = spec.slots[:2]
@@ -201,7 +201,7 @@ class Runner:
         return outputs, read
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """The kernel's return value; with `twice`, that of a second call at once, unless it is interpreted."""
+        """Returns the result of the kernel.  With `twice`, calls the kernel twice, unless it is interpreted."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
@@ -209,10 +209,10 @@ class Runner:
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
-        """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement.
+        """Turns an exception of the kernel or the device into `Failed`, or with `may_refuse` into `LayoutRefused`.
 
-        An option that a `ValueError` names is one that the kernel does not have; but what was given fits the contract,
-        so a `ValueError` of the contract is about what the kernel made of it.
+        If a `ValueError` names an option, the kernel does not support the option.  Exception: the inputs fit the op's
+        contract, so a `ValueError` that the contract raises is about values that the kernel computed.
         """
         try:
             yield
@@ -228,7 +228,7 @@ class Runner:
             raise Failed.of(error, "") from error
 
     def settle(self) -> None:
-        """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
+        """Raises `Failed` if an output of the last call has changed since the call; then overwrites the outputs."""
         outputs, read = self._last or ((), ())
         for name, output, was in zip(self.spec.outputs, outputs, read, strict=False):
             if not same_bits(output, was):
@@ -238,24 +238,23 @@ class Runner:
 
     @property
     def by(self) -> CheckedBy:
-        """The means that runs the kernel, as in a record's `checked_by`."""
+        """The value for a record's `checked_by`, which says what executes the kernel."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Fields of `CheckResult` that the runs showed beside outputs; the emulator also shows races and bytes."""
+        """Fields of `CheckResult` that the runs gave, beside outputs.  The emulator also gives races and bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """The context of each request of another process (`outside.Serving`)."""
+        """The context in which `outside.Serving` answers each request."""
         return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Guarded copies of all tensors, in the memory of a fitting one in `guards`, to which new ones are added.
-
-    Arranged and small, those of one dtype lie in one storage.
+    """Guarded copies of all tensors.  A copy uses the memory of a tensor in `guards` that has its name and shape; new
+    copies are added to `guards`.  If inputs are arranged and small, all tensors of one dtype share one storage.
     """
     for place, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
@@ -310,15 +309,15 @@ def _collect(
 
 
 PAUSE_CYCLES = 2_000_000
-"""About 1 ms: longer than the host needs to queue one call and the copy of its output."""
+"""About 1 ms, which is longer than the host needs to queue a call and the copy of its output."""
 
 _cuda: Any = torch.cuda
-"""Untyped, because torch leaves `_sleep` without annotations."""
+"""`torch.cuda` without types, because torch does not annotate `_sleep`."""
 
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Encloses a call: `alone` on an idle device, otherwise on a stream that first pauses and writes the inputs."""
+    """The context of a call.  With `alone` the device is idle; else the stream first pauses and writes the inputs."""
     if device.type != "cuda":
         yield
         return
@@ -336,17 +335,17 @@ def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iter
 
 
 def wait_for_own(device: torch.device) -> None:
-    """Waits only for the current stream."""
+    """Waits for the current stream only."""
     if device.type == "cuda":
         _cuda.current_stream(device).synchronize()
 
 
 def wait_for_all(device: torch.device) -> None:
-    """Waits for every stream."""
+    """Waits for every stream of `device`."""
     if device.type == "cuda":
         _cuda.synchronize(device)
 
 
 def several(device: torch.device) -> bool:
-    """Whether `device` has several streams."""
+    """Whether `device` has several streams, as a GPU has."""
     return device.type == "cuda"

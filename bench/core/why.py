@@ -1,4 +1,4 @@
-"""Explanations of a run's wrong outputs, each confirmed by a second look."""
+"""Explains why a run's outputs are wrong.  A second run confirms each explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
 
 class Earlier(NamedTuple):
-    """The right outputs of a call."""
+    """The label, the right outputs and the inputs of an earlier call."""
 
     label: str
     outputs: Outputs
@@ -25,7 +25,7 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """A second look at a kernel whose output was wrong."""
+    """Runs a kernel again, after a wrong output, to find out what is wrong."""
 
     spec: OpSpec
     runner: Runner
@@ -33,7 +33,7 @@ class Look:
     own_stream: bool
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
-        """The explanation, or nothing.  `answers` are those of earlier calls; `before`: this data was one of theirs."""
+        """The explanation, or "".  `answers`: earlier calls.  `before`: the kernel was right on this data before."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
             return f"with {grid}; with a grid for all SMs it is right"
@@ -55,7 +55,7 @@ class Look:
         return self._rounded(data, layout)
 
     def _run(self, data: CheckData, layout: Layout) -> Outputs:
-        """The outputs of another run; nothing where the kernel fails or refuses."""
+        """The outputs of another run; empty if the kernel fails or refuses the layout."""
         try:
             return self.runner.run(data.name, layout)
         except (Failed, LayoutRefused):
@@ -66,7 +66,7 @@ class Look:
         return bool(read) and not data.faults(read, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Whether a run on the data with other inputs is right, and its outputs; the data is loaded again after it."""
+        """Whether a run on `data` with `changed` inputs is right, and the outputs.  Loads `data` again afterwards."""
         other = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(other.name, other.inputs)
@@ -76,7 +76,7 @@ class Look:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Whether outputs hold what was in their memory before, and other values where that was something else."""
+        """Whether the kernel did not write its outputs: they hold what the memory held before, also in a second run."""
         stale = bool(layout.stale) and _same(read, layout.stale)
         if not stale and (not never_written(read) or layout.arranged):
             return False
@@ -91,7 +91,7 @@ class Look:
         return bool(again) and not _same(again, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """A fault if `read` are the outputs of an earlier call on other inputs: whether of all calls on such inputs."""
+        """The fault if `read` equals the outputs of an earlier call, with the reason; else empty."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -110,7 +110,7 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """The tensors whose far rows alone make the result wrong; empty unless near rows are right."""
+        """Names the tensors whose far rows make the result wrong; empty if the result is also wrong with near rows."""
         near = replace(layout, arranged={}, out=None, forms=())
         alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
@@ -122,7 +122,7 @@ class Look:
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """A product in fewer bits than fp32: one of inputs that lose no bits in it is right."""
+        """Names the format of a product with fewer bits than fp32: inputs that are exact in it give a right result."""
         floats = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not floats:
             return ""
@@ -142,7 +142,7 @@ def _same(first: Outputs, second: Outputs) -> bool:
 
 
 def _equal(first: object, second: object) -> bool:
-    """Whether two values are the same, tensors bit for bit."""
+    """Whether two values are equal; tensors must be equal bit for bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return first.shape == second.shape and first.dtype == second.dtype and same_bits(first, second)
     return first is second or (type(first) is type(second) and first == second)

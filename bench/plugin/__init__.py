@@ -1,1 +1,1 @@
-"""The pytest plugin.  Every pytest run loads `plugin.py`, which imports the other modules only for a benchmark."""
+"""The pytest plugin.  Every pytest run loads `plugin.py`.  `plugin.py` imports other modules only for a benchmark."""

@@ -1,4 +1,4 @@
-"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of the roof."""
+"""Measures device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of the roof."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rooflab.roofline.model import Cost
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
-    """The record of the times of a function that has been checked, on several copies of its arguments.
+    """Times a function that has been checked, on several copies of its arguments, and returns the record.
 
-    It is INCORRECT if the results of the timed calls are wrong, which are judged unless the function changes its
-    inputs, or if the result of one more call is.
+    The record is INCORRECT if a result of the timed calls is wrong, or the result of one more call.  The results of the
+    timed calls are not judged if the function changes its inputs.
     """
     op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
@@ -35,7 +35,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
 def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
     """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
-    They hold all that an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
+    The values are all that an A/B needs from a reading: every sample in time order, method, machine, and clocks.
     """
     environment = record.environment
     info: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """The pytest plugin: `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
 pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
-benchmark runs.  Without `--benchmark`, or pytest-benchmark's `--benchmark-only`, the plugin changes one thing only: it
-skips the tests that use its fixture.
+benchmark runs.  Without `--benchmark` or pytest-benchmark's `--benchmark-only`, the plugin only skips the tests that
+use its fixture `kernel_benchmark`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIXTURE = "kernel_benchmark"
 EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
-"""The key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
+"""This plugin adds its values under this key in the `machine_info` of pytest-benchmark's JSON."""
 NO_DRIVER = (
     "fn: Triton finds no GPU here, and a time needs one; `rooflab check --kernel FILE` checks a registered kernel in "
     "the emulator, and the fixture `emulated` runs any there"
@@ -35,7 +35,7 @@ INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--benchmark`."""
+    """Adds the option `--benchmark` to pytest."""
     parser.getgroup("rooflab").addoption(
         "--benchmark",
         action="store_true",
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-codspeed blocks pytest-benchmark in this hook
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses `--benchmark` without pytest-benchmark, and beside `--codspeed`, which replaces pytest-benchmark."""
+    """Refuses `--benchmark` without pytest-benchmark, or with `--codspeed`, which replaces pytest-benchmark."""
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
     codspeed = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
@@ -82,7 +82,7 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
+    """Adds the GPU with its driver and clocks, torch and Triton to pytest-benchmark's description of the machine."""
     if asked(config):
         from rooflab.bench.core import Environment
 
@@ -91,9 +91,9 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 class Replay:
-    """A timer that replays to pytest-benchmark the durations that this plugin measured before, one per round.
+    """A timer for pytest-benchmark that replays durations that this plugin has measured, one per round.
 
-    pytest-benchmark reads its timer at the start and at the end of each round. Until durations are loaded, the timer
+    pytest-benchmark reads its timer at the start and at the end of each round.  Before durations are loaded, the timer
     returns `perf_counter()`, for a test that also uses the fixture `benchmark` directly.
     """
 
@@ -104,11 +104,11 @@ class Replay:
         self._inside = False
 
     def load(self, durations: Sequence[float]) -> None:
-        """Replays `durations`, in seconds, starting with the next reading."""
+        """Replays `durations` (in seconds) from the next reading on."""
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
-        """Returns 0 at the start of a round, and the round's duration at its end."""
+        """Returns 0 at the start of a round, and the duration of the round at the end."""
         if not self._ends:
             return time.perf_counter()
         self._inside = not self._inside
@@ -121,20 +121,20 @@ SMALL_S, PROCESSES = 5e-6, 2.0
 """The least change in seconds, and the least ratio, at which a CPU reading differs from a stored baseline.
 
 Two processes that run equal code differ by less: by 2 of 6 us, by a ratio of 1.19 among 36 readings on two shared
-cores, and by 1.4 where another process works on the other core.  `rooflab ab` compares pairs of processes and sees
+cores, and by a ratio of 1.4 if another process uses the other core.  `rooflab ab` compares pairs of processes and finds
 smaller changes.
 """
 
 
 class QuietCheck:
-    """A check of `--benchmark-compare-fail` that ignores a reading if it or its baseline is NOISY, or if they differ by
-    no more than two processes that run equal code do."""
+    """A check of `--benchmark-compare-fail` that ignores some readings: if the reading or its baseline is NOISY, or if
+    both differ no more than two processes with equal code."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
 
     def fails(self, current: Any, compared: Any) -> str | None:
-        """The answer of pytest-benchmark's own check; None if the baseline or the reading is noise."""
+        """The result of pytest-benchmark's own check; None (no failure) if the reading or its baseline is noise."""
         if (compared["path"], current.fullname) in self.noisy:
             return None
         self.compared += 1
@@ -149,14 +149,14 @@ class QuietCheck:
 
 
 def _noise(info: Mapping[str, Any]) -> str:
-    """The reason why a reading decides no comparison, in one sentence; empty if it may decide."""
+    """Why a reading must not decide a comparison, in one sentence; empty if the reading may decide."""
     status = str(info.get("status"))
     return status if status.startswith("NOISY: ") else ""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Leaves NOISY readings out of `--benchmark-compare-fail`; ends with 13 if nothing else was left to compare."""
+    """Leaves NOISY readings out of `--benchmark-compare-fail`.  The exit status is 13 if all readings are left out."""
     benchmarking = getattr(session.config, "_benchmarksession", None)
     lines, noisy = session.config.stash.setdefault(_NOISY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
@@ -184,7 +184,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Gives the item's `benchmark` fixture our timer through its marker; keeps the marker's other options."""
+    """Sets this plugin's timer in the test's `benchmark` marker, and keeps the other options of the marker."""
     if FIXTURE in _fixtures(item) and asked(item.config):
         item.stash[_REPLAY] = Replay()
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
@@ -192,7 +192,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's hook, which ends the run where something has regressed
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names readings that are noise, for which pytest-benchmark's table has no place, and tests that did not run."""
+    """Prints readings that are noise, which pytest-benchmark's table cannot show, and tests that did not run."""
     lines = config.stash.get(_NOISY, [])
     skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     options = ("json", "save", "autosave", "compare", "histogram")
@@ -208,7 +208,7 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
-    """The time limits of a test: from its marker, else from the options of the run."""
+    """The time limits of a test, from the test's marker, or else from the options of the run."""
     options, config = _options(item), item.config
     return {
         "budget_s": float(options.get("max_time", config.getoption("benchmark_max_time"))),
@@ -220,20 +220,19 @@ def _limits(item: pytest.Item) -> dict[str, Any]:
 def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
-    Other keyword arguments go to `fn` and to `reference`. With `reference`, `fn(*args)` must equal `reference(*args)`
-    within a few roundings to its dtype, in the check and after timing; otherwise the test fails and publishes no time.
-    The check is that of kernels (`bench/core/check.py`), without planted inputs and other strides; `fn` may change its
-    arguments, and its bits may differ between two runs.
+    Other keyword arguments go to `fn` and to `reference`.  With `reference`, `fn(*args)` must equal `reference(*args)`
+    within a few roundings to the output dtype, in the check and after timing; otherwise the test fails without a time.
+    The check is the check of kernels (`bench/core/check.py`), without adversarial inputs and without other strides.
+    `fn` may change its arguments, and two runs may differ in their bits.
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
-    pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of the roof
-    to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples.
-    `afterwards()` is called after timing; it returns a description of an
-    error, or None.
+    pytest-benchmark result.  `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of the roof
+    to the result's `extra_info`, next to the raw samples.  The first calls may compile, so they are no samples.
+    `afterwards()` is called after timing.  It returns a description of an error, or None.
 
-    The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is
-    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed. A reading that is NOISY, because the machine
-    was busy, has a line at the run's end and no rates; the test passes, and `--benchmark-compare-fail` leaves it out.
-    A test has one result, so a second call fails it before anything is measured.
+    The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
+    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A reading is NOISY if the machine was busy.
+    Then the test passes, the reading has no rates and a line at the end of the run, and `--benchmark-compare-fail`
+    ignores the reading.  A test can have only one result, so a second call fails the test before it measures anything.
     """
     config, item = request.config, request.node
 
@@ -286,10 +285,10 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
 @pytest.fixture
 def emulated() -> Iterator[Emulation]:
-    """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, as an H100 would.
+    """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, like an H100.
 
-    The test fails where a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race; the
-    fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
+    The test fails if a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race.  The
+    fixture's value lists the launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
     """
     from rooflab.bench.emulate import emulating
 
@@ -299,7 +298,7 @@ def emulated() -> Iterator[Emulation]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Fails a test with the fixture `emulated` whose kernels have races; an error ends in the user's own frame."""
+    """Fails a test with the fixture `emulated` if its kernels have races.  An error's traceback ends in user code."""
     if EMULATED not in pyfuncitem.funcargs:
         return (yield)
     from rooflab.bench.emulator import Emulation, EmulationError, users_part
@@ -317,7 +316,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Returns the result of `action`, which calls the user's function; the test fails if the function skips it."""
+    """Returns the result of `action`, which calls the user's function.  If that function skips, the test fails."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -340,7 +339,7 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test, first inside `pedantic`, so that pytest-benchmark sees the failure and saves nothing."""
+    """Fails the test, first inside `pedantic`, so that pytest-benchmark notices the failure and saves nothing."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

@@ -1,1 +1,1 @@
-"""Git revisions: trees (`trees.py`), the differences of two (`changes.py`), their repository (`repository.py`)."""
+"""Git revisions: trees (`trees.py`), differences of two revisions (`changes.py`), repositories (`repository.py`)."""

@@ -1,4 +1,4 @@
-"""The differences between two revisions: the ops and files that a change touches."""
+"""Finds the ops and the kernels' files that a change between two revisions affects."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DECIDES = (
     "bench/core/noise.py",
     "bench/core/timers/",
 )
-"""Prefixes of the paths of files that can change a reading."""
+"""Prefixes of the paths of files in `bench` that can change a reading."""
 
 
 def touched_ops(
     changed: Iterable[str], ops: Sequence[str], users: Mapping[str, Collection[str]] | None = None
 ) -> list[str]:
-    """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
+    """The members of `ops` that the changed files (paths from the checkout's root) affect, in the order of `ops`.
 
-    A file of an op's folder, or its reference, touches the op and its `users`.  Any other file of `kernels`,
-    `reference` or `roofline`, the pinned packages, and what can change a reading (`DECIDES`) touch all ops.  Documents,
-    tests, results and the engine touch no op.
+    A file in an op's folder, or the op's reference, affects the op and its `users`.  All ops are affected by any other
+    file of `kernels`, `reference` or `roofline`, by the pinned packages, and by files that can change a reading
+    (`DECIDES`).  Documents, tests, results and the engine affect no op.
     """
     touched: set[str] = set()
     for text in changed:
@@ -50,7 +50,7 @@ def touched_ops(
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
-    """For each op, the ops whose reference or kernels import its files in one tree, directly or through others."""
+    """For each op, the ops that use it: their reference or kernels import its files in a tree, also through others."""
     users_of: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
@@ -72,7 +72,7 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """The modules that a file imports anywhere, also inside functions: a function imports the timer of its device."""
+    """The modules that a file imports, also inside functions, because a function imports the timer of its device."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,10 +82,10 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """The members of `files` (kernels' own files in the repository `root`) that a change touches, as paths from `root`.
+    """The members of `files` (kernels' files in the repository `root`) that a change affects, as paths from `root`.
 
-    A change touches a kernel's file by a Python file that it imports in one of the trees, also through other files; by
-    any other file that git knows beside or below such a file, except documents and hidden ones; by the pinned packages.
+    A kernel's file is affected by changes of Python files that it imports in a tree, also through other files; of other
+    files that git knows beside or below those, except documents and hidden files; and of the pinned packages.
     """
     touched, files = set[str](), {*files}
     if {*changed} & {*SETTINGS}:
@@ -103,7 +103,7 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """The files of a tree that `file` imports, also inside functions and through other files, and `file` itself."""
+    """`file` and all files of a tree that `file` imports, also inside functions and through other files."""
     reached: set[Path] = set()
     waiting = [file]
     while waiting:

@@ -1,6 +1,6 @@
-"""Finds the repository whose revisions are compared: Rooflab's own, or another one whose files have the kernels.
+"""Finds the repository whose revisions are compared: Rooflab's, or another repository that has the kernels.
 
-With another repository, only its own modules differ between the sides; both sides use the running Rooflab.
+If it is another repository, only its modules differ between the sides, and both sides use the running Rooflab.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
-    """The repository of these files, or of the working directory; None if it is Rooflab's own `checkout`.
+    """The repository of `files`, or without files that of the working directory; None if it is Rooflab's `checkout`.
 
-    Raises `ValueError` where there is no repository.
+    Raises `ValueError` if there is no repository.
     """
     roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
     if len(roots) > 1:
@@ -39,7 +39,7 @@ def _top(folder: Path) -> Path | None:
 
 
 def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:
-    """For each tree, which is a revision of the repository `root`, the paths of these files in the tree.
+    """For each tree, the paths of `files` in the tree.  Each tree is a revision of the repository `root`.
 
     Raises `ValueError` on a file that no tree has.
     """
@@ -52,22 +52,22 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 
 
 def import_roots(root: Path) -> list[Path]:
-    """The folders from which a repository's modules are imported, as paths from its root: the root, `src`, and the
-    folders of Python's path that lie in it, which an editable installation adds."""
+    """The folders from which a repository's modules are imported, as paths from its root: the root, `src`, and folders
+    of the repository in Python's path (an editable installation adds such folders)."""
     entries = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
     return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in entries if p.is_relative_to(root)))))
 
 
 def import_path(root: Path, tree: Path) -> str:
-    """The PYTHONPATH of a process that imports the repository's modules from `tree`, whatever is installed."""
+    """The PYTHONPATH of a process that imports the repository's modules from `tree`, and not from an installation."""
     first = [str(tree / folder) for folder in import_roots(root)]
     return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @cache
 def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """The kernels, by id, with their file as a path from `tree`: those that `files` register, or without files all
-    kernels whose code is in the tree."""
+    """For each kernel id, the kernel's file as a path from `tree`.  With `files`, only kernels that `files` register;
+    without `files`, all kernels whose code is in the tree."""
     if files:
         there = [file for file in files if file.is_file()]
         return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}

@@ -1,4 +1,4 @@
-"""Git revisions as sides of an A/B: each has its own worktree, and both run in this environment."""
+"""Git revisions as sides of an A/B.  Each side has its own worktree, and both sides run in this environment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"
-"""This file and the dependencies in pyproject.toml give the packages that a tree needs."""
+"""The file that pins packages.  A tree's requirements are these pins and the dependencies in pyproject.toml."""
 TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A checked-out revision."""
+    """A revision that is checked out in a folder."""
 
     label: str
     path: Path
@@ -33,7 +33,7 @@ class Tree:
 
 
 def resolve(root: Path, revision: str, what: str = "revision") -> str:
-    """The commit that `revision` names.  If there is none, raises `ValueError` that calls the revision `what`."""
+    """The commit that `revision` names.  Raises `ValueError` without a commit; the message calls it a `what`."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
@@ -44,8 +44,8 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
-    """The files that differ, as paths from `root`; without `head`, the files of the working tree, including files
-    unknown to git."""
+    """The files that differ between the revisions `base` and `head`, as paths from `root`.  Without `head`, those that
+    differ between `base` and the working tree, including files that git does not know."""
     # Renames count as two files: otherwise git would show only the new name, although the old op lacks the file.
     ends = [base, *([head] if head else [])]
     names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *ends).split("\0")
@@ -54,7 +54,7 @@ def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
 
 
 def working_tree(root: Path) -> Tree:
-    """The checkout in its present state, with uncommitted changes."""
+    """The checkout in its present state, with all uncommitted changes."""
     commit, dirty = git_state(root)
     name = f"{commit[:10]}{' and changes' if dirty else ''}" if commit else "no commit"
     return Tree(f"working tree ({name})", root, commit, dirty)
@@ -62,7 +62,7 @@ def working_tree(root: Path) -> Tree:
 
 @contextmanager
 def checked_out(root: Path, revision: str) -> Iterator[Tree]:
-    """Makes a worktree of `revision`, and removes it afterwards; does not touch the checkout at `root`.
+    """Makes a worktree of `revision`, and removes the worktree afterwards.  The checkout at `root` does not change.
 
     Raises `ValueError` if git fails.
     """
@@ -82,7 +82,7 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
-    """Raises `ValueError` where the kernels and specs of `tree` do not have the form that this `bench` measures."""
+    """Raises `ValueError` if this `bench` cannot measure the kernels and specs of `tree`."""
     file = tree / "reference" / "spec.py"
     contract = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     if contract is None or int(contract[1]) != CONTRACT:
@@ -93,7 +93,7 @@ def check_contract(tree: Path, label: str, option: str = "base") -> None:
 
 
 def pins(tree: Path) -> tuple[str, ...]:
-    """A tree's requirements for the packages that can change a time: its dependencies, and its pins."""
+    """A tree's requirements (dependencies and pins) for the packages that can change a kernel's time."""
     project, constraints = tree / "pyproject.toml", tree / CONSTRAINTS
     declared: dict[str, Any] = tomllib.loads(project.read_text()).get("project", {}) if project.is_file() else {}
     asked = [*declared.get("dependencies", []), *declared.get("optional-dependencies", {}).get("cuda", [])]

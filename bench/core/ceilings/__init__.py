@@ -1,4 +1,4 @@
-"""The limits of this machine, measured and kept as records, and the ceilings that they or a data sheet give."""
+"""The measured limits of this machine, kept as records, and the ceilings from these limits or from a data sheet."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from rooflab.roofline.model import Ceilings
 
 BUDGET_S = {"cpu": 5.0, "cuda": 60.0}
 RAISE_S = {"cpu": 5.0, "cuda": 20.0}
-"""Seconds for measuring again after a reading above the ceilings."""
+"""Seconds to measure the limits again after a reading above the ceilings."""
 NO_TENSOR_CEILING = range(100, 120)
-"""Compute capabilities whose tensor cores reach their rate by tcgen05, for which there is no microkernel here."""
+"""Compute capabilities whose tensor cores reach their rate only by tcgen05.  There is no microkernel with tcgen05."""
 NO_CPU_UNIT = ("fp8_e4m3", "tf32")
-"""Operand dtypes that no CPU multiplies as they are: torch widens them first."""
+"""Operand dtypes that no CPU multiplies directly; torch first widens the operands."""
 LOG = logging.getLogger(__name__)
 _noisy: dict[tuple[Path, int], list[Record]] = {}
-"""NOISY limits of this process, by the file in which they are not kept and the number of threads."""
+"""NOISY limits that this process measured.  The key is the file of OK limits, and the number of threads."""
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """The ceilings that bound a kernel on `device`; their `kind` says whether they were measured.
 
-    On CUDA: the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else the data
-    sheet's, None for a GPU that is in no table.  A CPU is measured where its limits are not kept.  It has no unit for
-    fp8 or tf32 products: their rate is the best measured rate of the other dtypes, which no product of widened operands
-    can exceed.
+    On CUDA these are the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else
+    the data sheet's; None for a GPU without a data sheet.  A CPU is measured if its limits are not kept.  A CPU has no
+    unit for fp8 or tf32 products.  Their rate is the best measured rate of the other dtypes, which no product of
+    widened operands can exceed.
     """
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
@@ -66,9 +66,9 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """The limits of any reading on `device`: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
 
-    Where the data sheet has no L2 rate, as for a Hopper, the L2 rate of `ceilings` is used.  For a GPU that is in no
-    table the L2 rate is the only limit; without it the result is None, as of NOISY ceilings.  The launch floor is 0: it
-    comes from `Samples`.
+    If the data sheet has no L2 rate, as for Hopper, the L2 rate of `ceilings` is used.  For a GPU without a data sheet
+    the L2 rate is the only limit; if there is no L2 rate either, the result is None.  NOISY ceilings of a CPU also
+    give None.  The launch floor is 0, because the floor comes from `Samples`.
     """
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
@@ -83,14 +83,14 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
 
 
 class MachineLimits(NamedTuple):
-    """The limits of a machine, each with the records of its launch shapes."""
+    """The limits of a machine.  A limit has one record for each launch shape that measured it."""
 
     records: Sequence[Record]
     reason: str = ""
-    """Why they give no ceilings, or an empty text."""
+    """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """The fastest record of each limit, else a failed one, in order of first appearance."""
+        """The fastest record of each limit, or a failed record if no other exists, in order of first appearance."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
@@ -105,22 +105,22 @@ class MachineLimits(NamedTuple):
 
     @staticmethod
     def amount(record: Record) -> tuple[float, str]:
-        """A limit's value and its unit; 0 without a value."""
+        """The value of a limit and its unit; the value is 0 if the record has none."""
         return value_of(record) or 0.0, kind_of(str(record.kernel))[0]
 
     @staticmethod
     def compiled() -> int:
-        """Compiles what measures a Hopper's, with no GPU (`cuda_limits.compile_microkernels`); their number."""
+        """Compiles Hopper's microkernels without a GPU (`cuda_limits.compile_microkernels`); returns their number."""
         return compile_microkernels()
 
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """The limits of this machine that were measured before; no records where none hold here.
+        """The limits of this machine that were measured before; no records if no measured limits are valid now.
 
-        They hold under the conditions in which they were measured: on CUDA the card, its driver, power limit and
-        clocks, and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
-        -lgc`): a lock during the measurement shows in the records' throttle reasons, a later one in each record's
-        clocks.
+        Limits are valid under the conditions of their measurement.  On CUDA: the card, its driver, power limit and
+        clocks, and the microkernels.  On a CPU: torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
+        -lgc`).  A lock during the measurement shows in the throttle reasons of the limits; a later lock shows in the
+        clocks of each later record.
         """
         environment, path = _here(device)
         noisy = _noisy.get((path, environment.threads), [])
@@ -139,11 +139,11 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
-        """Measures the limits of this machine, and keeps their records.
+        """Measures the limits of this machine, and keeps the records.
 
-        Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process
-        only.  `raising` keeps, of each limit, the better of what was kept and what was measured.  Raises `ValueError`
-        where CuPy, which launches the microkernels, is not installed, and if the cache folder cannot be written to.
+        If new limits of a GPU give no ceilings, kept limits that do give ceilings stay.  NOISY limits of a CPU are used
+        only in this process.  With `raising`, the better of the kept and the new records is kept for each limit.
+        Raises `ValueError` if CuPy, which launches the microkernels, is missing, or the cache folder is read-only.
         """
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, path = _here(device)
@@ -167,16 +167,16 @@ class MachineLimits(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """A row for each limit: its best record, and the data sheet's value, None where there is no value.
+        """A row for each limit, with its best record and the data sheet's value; None if there is no value.
 
         `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
-        `reached` is the measured value over `at_clock`, or over the data sheet's value where no clock scales it.
+        `reached` is the measured value divided by `at_clock`, or by the data sheet's value if no clock scales it.
         """
         return [_row(record) for record in self.best().values()]
 
 
 this_machine = cache(Environment.now)
-"""The environment, read once per process: it calls git and NVML, and the driver and clock limits do not change."""
+"""The environment, read once per process, because this calls git and NVML.  Driver and clock limits do not change."""
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
@@ -196,9 +196,9 @@ def _conditions(environment: JsonObject, device: torch.device) -> dict[str, obje
 
 
 def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
-    """Measures again after a reading above the measured `ceilings`; a busy machine lowers no rate of them.
+    """Measures the ceilings again after a reading above `ceilings`.  A busy machine cannot lower the kept rates.
 
-    Where the measurement yields no ceilings, what was kept still counts, and a note says why.
+    If the measurement gives no ceilings, the kept limits are still used, and a warning says why.
     """
     try:
         _, missing = MachineLimits.measured(device, RAISE_S[device.type], raising=True)
@@ -210,9 +210,9 @@ def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
-    """For each limit, the records of the measurement with the higher rate or the lower launch floor.
+    """For each limit, the records of the better measurement: the higher rate, or the lower launch floor.
 
-    A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
+    A NOISY rate becomes OK if some record is OK, because the machine did reach this rate.
     """
     best = MachineLimits([*again, *before]).best()
     records = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
@@ -222,15 +222,15 @@ def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
 
 
 def value_of(record: Record) -> float | None:
-    """A limit's value: bytes, FLOPs or operations per second, of a launch its least seconds; None if it has none."""
+    """The value of a limit: bytes/s, FLOP/s or operations/s, or the least seconds of a launch; None without a value."""
     metrics = record.metrics
     return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
 
 
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
-    """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
+    """The ceilings from the measured limits of `device`, and ""; or None, and a text that names the missing limits.
 
-    A rate is the best of its records: for memory over its four accesses, for a dtype over its
+    A rate is the best of its records.  Memory has records of four kinds of access, a dtype has records of several
     instructions.
     """
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

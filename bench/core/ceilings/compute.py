@@ -1,4 +1,4 @@
-"""FP32 fused multiply-adds, special functions and matrix products, with operands in registers or shared memory."""
+"""Microkernels of fp32 fused multiply-adds, special functions, and matrix products from registers or shared memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from rooflab.bench.core.ceilings.microkernel import Card, Load, Microkernel, compiled, summing
 
 TURN = 0.0625
-"""Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
+"""Each step of the fp32 microkernel rotates a point by about this angle in radians.  The value is exact in fp32."""
 FMA_TOLERANCE = 0.01
-"""Covers the roundings of tens of thousands of steps; one step too many or too few is an error of 0.06."""
+"""The allowed error: roundings of tens of thousands of steps.  A step too many or too few is an error of 0.06."""
 SPECIAL_TOLERANCE = 2e-3
-"""Covers the roundings of sums of tens of thousands of terms, and the errors in the functions' last bits."""
+"""The allowed error: roundings of sums of tens of thousands of terms, and errors in the last bits of the functions."""
 
 
 class VectorShape(NamedTuple):
-    """Threads per block, blocks per SM, and the independent pairs or sums of each thread."""
+    """Threads per thread block, thread blocks per SM, and independent pairs or sums per thread."""
 
     threads: int
     blocks_per_sm: int
     pairs: int
     steps: int
-    """Steps in the unrolled loop body: the loop's own instructions are less than 1% of them."""
+    """Steps in the unrolled loop body.  The loop's own instructions are less than 1% of the steps."""
 
 
 FMA_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 8, 32), VectorShape(256, 4, 4, 64))
@@ -33,13 +33,13 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of the fp32 pipe, then those of a special function: all have the same rate."""
+    """Yields the microkernels of the fp32 pipe, then those of one special function.  All functions have one rate."""
     yield [_fma(card, load, shape) for shape in FMA_SHAPES]
     yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """The microkernel of one shape, on random points that are the same for every block."""
+    """The microkernel of one launch shape, on random points that are the same for every thread block."""
     generator = torch.Generator(card.device).manual_seed(0)
     start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
@@ -63,7 +63,7 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 
 
 def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """The microkernel of 2**x in one shape; arguments start in [1, 2) and grow to at most 3."""
+    """The microkernel of 2**x in one launch shape.  Arguments start in [1, 2) and grow to at most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
     first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
@@ -93,21 +93,21 @@ def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 
 
 STEP_BYTES = 32
-"""K of one tensor-core instruction, in bytes; the same for every dtype."""
+"""The size of K in one tensor-core instruction, in bytes, for every dtype."""
 ROW_BYTES = 128
-"""Bytes of K in one stage of wgmma: one row of the 128-byte swizzle."""
+"""The size of K in one stage of wgmma, in bytes: one row of the 128-byte swizzle."""
 STAGES = 4
 RESTART = 8
-"""Number of passes over the operands after which the accumulators restart at zero."""
+"""The accumulators restart at zero after this many passes over the operands."""
 
 
 class Dtype(NamedTuple):
-    """An operand dtype."""
+    """An operand dtype of matrix products."""
 
     ptx: str
     values: torch.dtype
     tolerance: float
-    """Allowed error of a sum of accumulators, relative to the root mean square of the sums."""
+    """The allowed error of a sum of accumulators, relative to the root mean square of the sums."""
 
 
 DTYPES = {
@@ -117,18 +117,18 @@ DTYPES = {
     # Hopper's tensor cores keep about 14 bits of the sum in an fp8 matrix product.
     "fp8_e4m3": Dtype("e4m3", torch.float8_e4m3fn, 0.05),
 }
-"""Operand dtypes by name; all accumulate in fp32."""
+"""The operand dtypes by name.  All products accumulate in fp32."""
 
 
 class WgmmaLaunch(NamedTuple):
-    """The instruction's N, and the warpgroups per block; one block per SM."""
+    """A launch of wgmma: N of the instruction, and warpgroups per thread block.  There is one thread block per SM."""
 
     n: int
     warpgroups: int
 
 
 class MmaShape(NamedTuple):
-    """Threads per block, blocks per SM, and a warp's product: tiles of 16 rows, tiles of 8 columns, and steps of K."""
+    """Threads per CTA, CTAs per SM, and the product of a warp: numbers of 16-row tiles, 8-column tiles, and K steps."""
 
     threads: int
     blocks_per_sm: int
@@ -138,7 +138,7 @@ class MmaShape(NamedTuple):
 
 
 WGMMA_SHAPES = (WgmmaLaunch(256, 2), WgmmaLaunch(256, 1), WgmmaLaunch(128, 2))
-"""Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
+"""With two warpgroups, one warpgroup waits while the other uses the tensor cores."""
 MMA_SHAPES = (MmaShape(256, 2, 2, 4, 4), MmaShape(128, 2, 4, 4, 2), MmaShape(128, 4, 2, 4, 4))
 
 
@@ -150,19 +150,19 @@ def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of mma.sync for each dtype that it multiplies here; none below compute capability 8.0."""
+    """Yields the microkernels of mma.sync for each dtype that the card has; none below compute capability 8.0."""
     if card.sm >= 80:
         for dtype in dtypes_of(card.sm):
             yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """All dtypes, but fp8 only on 8.9 and from 12.0 on: on 9.0 and 10.0 mma.sync converts fp8 and multiplies fp16."""
+    """The dtypes of mma.sync on architecture `sm`.  8.9 and 12.0 or later have fp8; 9.0 and 10.0 convert it to fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
 def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkernel:
-    """The microkernel of one dtype and shape, in which all blocks compute the same product."""
+    """The microkernel of wgmma for one dtype and launch shape.  All thread blocks compute the same product."""
     m = 64 * shape.warpgroups
     macros = {**shape._asdict(), "stages": STAGES, "restart": RESTART}
     a, b = operands(dtype, m, shape.n, STAGES * ROW_BYTES, card.device)
@@ -187,7 +187,7 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkerne
 
 
 def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkernel:
-    """The microkernel of one dtype and shape, in which all warps compute the same product."""
+    """The microkernel of mma.sync for one dtype and launch shape.  All warps compute the same product."""
     m, n, blocks = 16 * shape.m_tiles, 8 * shape.n_tiles, card.sms * shape.blocks_per_sm
     a, b = operands(dtype, m, n, shape.steps * STEP_BYTES, card.device)
 
@@ -209,7 +209,7 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """`WGMMA`: d (N / 2 floats) = a * b + d, or a * b if `add` is 0."""
+    """The text of the macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d` has N / 2 floats."""
     kind, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
@@ -223,7 +223,7 @@ def _wgmma_macro(dtype: str, n: int) -> str:
 
 
 def _mma_macro(dtype: str) -> str:
-    """`MMA`: d (4 floats) += a (4 registers) * b (2 registers)."""
+    """The text of the macro `MMA`: `d += a * b`.  `d` has 4 floats, `a` has 4 registers, `b` has 2 registers."""
     kind = DTYPES[dtype]
     name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.values.itemsize}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
     text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
@@ -231,7 +231,7 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """The macro `call`: the instructions `text` with the operands d, an array of floats, and `inputs`."""
+    """The text of the macro `call`: the instructions `text` with the operands `d` (an array of floats) and `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 
@@ -244,7 +244,7 @@ def _values(name: str, count: int, constraint: str = "r") -> str:
 
 
 def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """a: (M, K) and b: (N, K), both K-major, normally distributed and exact in `dtype`; K takes `k_bytes` bytes."""
+    """Operands `a` (M, K) and `b` (N, K), both K-major: normal values, exact in `dtype`.  K has `k_bytes` bytes."""
     generator = torch.Generator(device).manual_seed(0)
     kind = DTYPES[dtype].values
     values = (torch.randn(rows, k_bytes // kind.itemsize, generator=generator, device=device) for rows in (m, n))
@@ -255,10 +255,10 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
-    """One sum for each of a warp's 32 threads: over the elements of a 16 x n tile that the thread accumulates.
+    """For each of a warp's 32 threads, the sum of the elements of a 16 x n tile that the thread accumulates.
 
     Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the columns 2 (t % 4) and 2 (t % 4) + 1 (PTX ISA,
-    "Register Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n), 8 divides n; returns (..., 32).
+    "Register Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n), 8 divides n.  Returns (..., 32).
     """
     *outer, _, n = product.shape
     split = product.reshape(*outer, 2, 8, n // 8, 4, 2)

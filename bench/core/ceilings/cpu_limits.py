@@ -16,20 +16,20 @@ from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
 
 BANDWIDTH_SHARE = 0.25
-"""Share of the time budget for bandwidth; the dtypes share the rest equally."""
+"""The share of the time budget for bandwidth.  The dtypes share the rest equally."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
-"""Square sizes, ascending: a small size shows that a dtype has no fast path (0.3 GFLOP/s) before it costs a minute."""
+"""Sizes of square matrices, ascending.  A dtype without a fast path (0.3 GFLOP/s) stops before it costs a minute."""
 
 
 def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     """A record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
 
     Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
-    plain write, over arrays of at least four times the last-level cache.  Caches get no rate, because a virtual machine
-    shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN product per dtype, and of
-    16 bits at least that of fp32, in which they may be computed.  Vector rate: the fp32 matrix rate, because a CPU
-    computes fp32 products on its vector units, and no other torch call keeps them as busy.  Special functions are not
-    measured and set no bound.  Rates measured while other processes ran are NOISY: they are too low (a tenth was seen).
+    plain write, over arrays of at least 4x the last-level cache.  Caches get no rate: a virtual machine shares them.
+    Matrix rates: the best `torch.mm` or packed oneDNN product per dtype.  A 16-bit dtype has at least the rate of fp32,
+    because its product may be computed in fp32.  Vector rate: the fp32 matrix rate, because a CPU computes fp32
+    products on its vector units, and no other torch call uses them as much.  Special functions are not measured and set
+    no bound.  Rates measured while other processes ran are NOISY, because they are too low (a tenth in one case).
     """
     began = run_times()
     access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
@@ -49,7 +49,7 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
 
 
 def measure_bandwidth(budget_s: float) -> dict[str, float]:
-    """Highest bytes/s of read, write, copy and triad with all of torch's threads."""
+    """The highest bytes/s of read, write, copy and triad with all of torch's threads."""
     # STREAM's rule: an array is four times the cache.  The three arrays together take at most an eighth of the memory.
     array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
     a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
@@ -66,7 +66,7 @@ def measure_bandwidth(budget_s: float) -> dict[str, float]:
 
 
 def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
-    """Highest FLOP/s of square matrix products of `dtype`, over sizes and forms, in about `budget_s` seconds."""
+    """The highest FLOP/s of square products of `dtype`: `GEMM_SIZES`, `product_forms`, in about `budget_s` seconds."""
     ends = time.perf_counter() + budget_s
     best = 0.0
     slow: set[str] = set()
@@ -86,7 +86,7 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
 
 
 def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The forms in which torch multiplies two matrices of this size: their names, and a call of each."""
+    """Yields each way in which torch multiplies two square matrices of this size: a name and a function to call."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -103,7 +103,7 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Seconds of the fastest of at least two calls: the first call also touches the memory and packs operands."""
+    """Seconds of the fastest call of at least two, because the first call also touches memory and packs operands."""
     ends = time.perf_counter() + budget_s
     fastest = float("inf")
     calls = 0

@@ -1,8 +1,8 @@
-"""Measures a GPU's limits with the microkernels: a record for each launch shape.
+"""Measures the limits of a GPU with microkernels, and makes a record for each launch shape.
 
-Several launch shapes measure each limit, timed interleaved; the fastest counts and all are kept.  A reading counts
-only where its kernel's results are right, half the work takes about half the time, the rate is below the card's limit
-at its highest clock, and the card was not throttled.
+Several launch shapes measure each limit, timed interleaved.  The fastest counts, and all records are kept.  A reading
+counts only if the kernel's results are right, half the work takes about half the time, the rate is below the card's
+limit at its highest clock, and the card was not throttled.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
 TARGET_S = 2e-3
-"""Target length of a launch: the launch overhead is a thousandth of it."""
+"""Target duration of a launch.  The launch overhead is a thousandth of this duration."""
 PROBE_S = 0.02
 LARGEST_STEP = 64
-"""Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
+"""A probe's repeats grow at most by this factor in one step, because the first reading is on a cold device."""
 HALF = (0.4, 0.6)
-"""Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
+"""The allowed share of the time for half of the work.  Otherwise the kernel did not do the assumed work."""
 GROUPS_OF_HOPPER = 18
-"""Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
+"""The number of limits of a Hopper GPU.  The budget is divided by this number; a card with fewer limits takes less."""
 MAKERS = (streams, vector, wgmma, mma_sync)
 Time = Callable[..., dict[str, Samples]]
-"""`timing.time_functions` on one device."""
+"""The type of `timing.time_functions` with a fixed device."""
 
 
 def card_of(device: torch.device) -> Card:
-    """The card as torch reports it."""
+    """The facts about `device`, as torch reports them."""
     properties: Any = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
     return Card(device, 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size)
 
 
 def microkernels_hash() -> str:
-    """A hash over the microkernels' files; when it changes, the limits are measured again."""
+    """A hash over the files of the microkernels.  If the hash changes, the limits are measured again."""
     digest = hashlib.sha256()
     for file in sorted([*HERE.glob("*.cu"), *(HERE / f"{name}.py" for name in ("microkernel", "streams", "compute"))]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -58,9 +58,9 @@ def microkernels_hash() -> str:
 
 
 def measure_cuda(device: torch.device, environment: Environment, budget_s: float) -> list[Record]:
-    """A record for each launch shape, in about `budget_s` seconds beside compiling and checking.
+    """A record for each launch shape, in about `budget_s` seconds, without the time to compile and check.
 
-    Raises `ValueError` where CuPy is not installed.
+    Raises `ValueError` if CuPy is not installed.
     """
     fields: dict[str, Any] = environment.record_fields()
     fields["environment"] |= {"microkernels": microkernels_hash()}
@@ -79,9 +79,9 @@ def measure_cuda(device: torch.device, environment: Environment, budget_s: float
 
 
 def compile_microkernels() -> int:
-    """Compiles every microkernel of a Hopper into the cache, with no GPU; returns their number.
+    """Compiles every microkernel of Hopper into the cache, without a GPU; returns the number of microkernels.
 
-    Their code does not depend on the card's sizes, so the operands here are those of a tiny one.
+    The code does not depend on the card's sizes, so the operands here have the sizes of a tiny card.
     """
     sources: set[tuple[str, tuple[str, ...]]] = set()
 
@@ -105,16 +105,16 @@ KINDS = {
     "rsqrt": ("op/s", "sfu_ops_per_s"),  # of older records
     "launch ": ("s", "launch_floor_s"),
 }
-"""The unit of a limit and its field in `Ceilings`, by the beginning of its name; all others are FLOP/s."""
+"""The unit of a limit and its field in `Ceilings`, by the beginning of the limit's name; other limits are FLOP/s."""
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """The unit of a limit, and its field in `Ceilings` where it has no dtype."""
+    """The unit of a limit, and its field in `Ceilings` if the limit has no dtype."""
     return next((kind for start, kind in KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s"))
 
 
 def value_in(ceilings: Ceilings, record: Record) -> float | None:
-    """The value of a record's limit in `ceilings`; None if they lack it."""
+    """The value in `ceilings` of the limit that `record` measured; None if there is no value."""
     if record.scheme is not None:
         return ceilings.tensor_flops_per_s.get(record.scheme)
     return getattr(ceilings, kind_of(str(record.kernel))[1]) or None
@@ -127,7 +127,7 @@ def _failed(record: Record, error: Exception) -> Record:
 
 
 def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
-    """The record of a launch shape without its times: OK, or what is wrong with a launch; the clock is of the last."""
+    """The record of a launch shape without times: OK, or the fault of a launch.  The SM clock is the last launch's."""
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
@@ -140,7 +140,7 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
 
 
 def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: float) -> list[Record]:
-    """Every launch shape of one limit: those that are right are timed, whole and half, against each other."""
+    """The records of all launch shapes of one limit.  Right kernels are timed together, with whole and half work."""
     checked = [_checked(kernel, 2, blank) for kernel in kernels]
     failed = [record for record in checked if record.status != "OK"]
     usable = [kernel for kernel, record in zip(kernels, checked, strict=True) if record.status == "OK"]
@@ -166,7 +166,7 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: 
 
 
 def _repeats(kernels: list[Microkernel], time: Time) -> list[int]:
-    """Even repeats with which a launch of each takes about `TARGET_S`, found with the first for all."""
+    """For each kernel an even number of repeats, so that a launch takes about `TARGET_S`.  Only the first is probed."""
     first = kernels[0]
     if first.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -202,7 +202,7 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
 
 
 def _floor(blank: Record, time: Time, share_s: float) -> Record:
-    """The time of an empty kernel."""
+    """The record of the time of an empty kernel."""
     record = replace(blank, kernel="launch events", config={})
     try:
         samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
@@ -212,7 +212,7 @@ def _floor(blank: Record, time: Time, share_s: float) -> Record:
 
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
-    """The record with the samples of launches of `work`; with a `reason` it is INVALID and has no rate."""
+    """The record with the samples of launches that each do `work`.  With a `reason` it is INVALID, without a rate."""
     unit, _ = kind_of(str(record.kernel))
     rate = None if reason else work / samples.median_s
     made = with_reading(record, samples, record.clocks)

@@ -1,8 +1,8 @@
-"""The interface of every microkernel: a launch with a requested amount of work, and a check of its output.
+"""The interface of all microkernels: a launch with a requested amount of work, and a check of the output.
 
-Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of that part: `streams` moves bytes
-through HBM and L2, `compute` uses the fp32 pipe, the special-function unit and the tensor cores.  Each one checks its
-result, to find work that a compiler removed.  They include no header, so they compile wherever NVRTC is installed.
+Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of this part: `streams` moves bytes
+through HBM and L2, `compute` uses the fp32 pipe, the special-function unit and the tensor cores.  The result is
+checked, to find work that a compiler removed.  The sources include no header, so NVRTC alone can compile them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 Launchable = Callable[..., None]
 """A kernel as `rooflab.kernels._cuda.load` returns it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
 Load = Callable[..., Launchable]
-"""Compiles a source to a kernel: `load(source, name, options=())`."""
+"""A function that compiles a source to a kernel: `load(source, name, options=())`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Card:
 
     device: torch.device
     sm: int
-    """Compute capability, 90 for Hopper."""
+    """The compute capability times 10: 90 for Hopper."""
     sms: int
     l2_bytes: int
 
@@ -47,18 +47,18 @@ class Microkernel:
     launch: Callable[[int], None]
     """`launch(repeats)` enqueues one launch."""
     wrong: Callable[[int], str]
-    """`wrong(repeats)` poisons the outputs, launches once more, and returns the fault of the outputs, or ""."""
+    """`wrong(repeats)` poisons the outputs, launches again, and returns the fault of the outputs, or ""."""
     clock_hz: Callable[[], float | None] = lambda: None
     """The SM clock during the last launch, in Hz; None if the kernel does not read the clock."""
     dtype: str | None = None
-    """Operand dtype of matrix products."""
+    """The operand dtype of matrix products."""
     fixed_repeats: int | None = None
-    """Repeats per launch if the data size fixes the time of a launch, before which the timer then empties L2; None lets
-    the timer choose the repeats."""
+    """Repeats per launch, if the data size fixes the time of a launch.  Then the timer empties L2 before each launch.
+    None lets the timer choose the repeats."""
 
 
 def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
-    """The kernel `name` of `common.cu`, `prelude` and `file`; `macros` have their names in lower case."""
+    """Compiles the kernel `name` from `common.cu`, `prelude` and `file`.  The names in `macros` are in lower case."""
     text = f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / file).read_text()}"
     return load(text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 
@@ -77,11 +77,11 @@ def summing(
     scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),),
     shared_bytes: int = 0,
 ) -> Microkernel:
-    """The microkernel of a kernel whose threads store sums; it checks these sums.
+    """Makes a microkernel of a kernel whose threads store sums.  The microkernel checks these sums.
 
-    The kernel takes, in this order, `inputs`, `sums` of shape (blocks, threads, ...), the clocks, and
-    `scalars(repeats)`.  `expected(repeats)`: the right sums in fp64, of a shape that broadcasts to that of `sums`;
-    `tolerance` as in `disagreement`.
+    The arguments of the kernel are, in this order, `inputs`, `sums` of shape (thread blocks, threads, ...), the clocks,
+    and `scalars(repeats)`.  `expected(repeats)` returns the right sums in fp64, in a shape that broadcasts to the shape
+    of `sums`.  `tolerance` is that of `disagreement`.
     """
     blocks, threads = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
@@ -107,7 +107,7 @@ def summing(
 
 
 def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """The fault of `sums`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
+    """The fault of `sums`, or "".  `sums` may differ from `expected` by `tolerance` times the RMS of `expected`."""
     sums, expected = sums.double(), expected.double()
     allowed = tolerance * float(expected.square().mean().sqrt())
     worst = float((sums - expected).abs().max())

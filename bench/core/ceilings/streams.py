@@ -1,4 +1,4 @@
-"""Read, write, copy and triad through HBM and through L2; and an empty kernel."""
+"""Microkernels that read, write, copy and do a triad through HBM and through L2; and an empty kernel."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rooflab.bench.core.ceilings.microkernel import Card, Launchable, Load, Micr
 
 VECTOR_BYTES = 16
 LARGEST_CHUNK = 4096
-"""Vectors in a block's largest chunk.  Arrays hold a multiple of this number, so no kernel has a remainder."""
+"""Vectors in a thread block's largest chunk.  Array sizes are multiples of this number, so there is no remainder."""
 HBM_TIMES_L2 = 32
-"""Array size over L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a smaller factor that
-share would grow, and a write would seem faster than HBM by that share."""
+"""The array size divided by the L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a
+smaller factor this share would grow, and a write would seem faster than HBM by this share."""
 L2_SHARE = 4
-"""L2 size over the working set in L2: if a card's L2 has two halves, each half may hold its own copy of its data."""
+"""The L2 size divided by the working set in L2.  If L2 has two halves, each half may hold a copy of the same data."""
 HBM_PASSES = 2
 SCALE = 3.0
 SLICE = 2**26
-"""Number of words that one step of a check compares."""
+"""The number of words that one step of a check compares."""
 POISON = -1
 """An int32 value whose bits are NaN in fp32."""
 
 
 class StreamShape(NamedTuple):
-    """A launch shape: threads per block, blocks per SM, vectors that each thread has in flight."""
+    """A launch shape: threads per thread block, thread blocks per SM, and vectors that each thread has in flight."""
 
     threads: int
     blocks_per_sm: int
     unroll: int
     every_chunk: bool = False
-    """Launches one block for each chunk, instead of persistent blocks that take many chunks."""
+    """Whether each chunk has its own thread block; otherwise persistent thread blocks take many chunks."""
 
 
 SHAPES = (
@@ -44,11 +44,11 @@ SHAPES = (
     StreamShape(512, 2, 8),
     StreamShape(256, 4, 8),
 )
-"""In flight per SM: 64 KiB with the third shape, 128 KiB with the others; 4.8 TB/s on 132 SMs at 700 ns need 26 KiB."""
+"""An SM has 64 KiB in flight with the third shape, 128 KiB with the others.  4.8 TB/s, 132 SMs and 700 ns: 26 KiB."""
 ONE_CHUNK_SHAPES = (StreamShape(256, 8, 4, every_chunk=True), StreamShape(512, 4, 2, every_chunk=True))
-"""Shapes for HBM only, where a chunk takes long enough to pay for its own block."""
+"""Launch shapes for HBM only, where a chunk takes long enough to pay for its own thread block."""
 ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
-"""Number of arrays that each kind of access reads or writes."""
+"""The number of arrays that each kind of access reads or writes."""
 
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
@@ -68,7 +68,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Words in the largest array of at most `nbytes` that consists of whole chunks; at least one chunk."""
+    """The number of words in the largest array of whole chunks with at most `nbytes`, but at least one chunk."""
     chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -76,7 +76,7 @@ def _whole_chunks(nbytes: float) -> int:
 def _stream(
     card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
 ) -> Microkernel:
-    """The microkernel of one access and shape.  `passes` is given for HBM, where a launch's repeats are fixed."""
+    """The microkernel of one kind of access in one launch shape.  `passes` fixes a launch's repeats, for HBM."""
     threads, blocks_per_sm, unroll, every_chunk = shape
     macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
     # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
@@ -117,7 +117,7 @@ def _stream(
 
 
 def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Whether each word of `a`, from word `start` on, is another than an access writes from `b` and `c`."""
+    """For each word of `a` from word `start` on, whether it differs from what the access writes from `b` and `c`."""
     if access == "copy":
         return a != b
     if access == "triad":

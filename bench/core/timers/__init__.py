@@ -1,9 +1,9 @@
-"""The base of the timers, and the functions under the timers and the judge, which are watched.
+"""The base class of the timers, and a watch on the functions that the timers and the judge use.
 
 Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
-call what is bound here at import, so a replaced function does not change a reading; `tampered` names it, because a
-kernel that replaces one is not to be trusted.  Of the clocks it also names one that was replaced before this file was
-imported; of other functions that is not seen.
+call functions that are bound here at import, so a replaced function does not change a reading.  `tampered` names a
+replaced function, because a kernel that replaces functions is not to be trusted.  If a function was replaced before
+this file was imported, `tampered` finds that only for clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rooflab.reference import compare
 
 _library: Any = torch.nn.functional
 _cuda: Any = torch.cuda
-"""Untyped, because torch leaves most of it without annotations."""
+"""`torch.cuda` without types, because torch does not annotate most of it."""
 _WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("time", time, "perf_counter perf_counter_ns monotonic monotonic_ns time time_ns process_time"),
     ("torch", torch, "sum equal allclose isclose isnan isfinite where empty full randn"),
@@ -42,7 +42,7 @@ _WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("numpy", np, "median percentile quantile sort mean"),
     ("rooflab.reference.compare", compare, "elementwise"),
 )
-"""Timer, flush and comparison, and the library's calls, whose times a kernel's are compared with."""
+"""Watched functions of timer, flush, comparison, and torch's library, whose times are compared with kernels' times."""
 _BOUND = {
     f"{place}.{name}": (owner, name, getattr(system if owner is time else owner, name))
     for place, owner, names in _WATCHED
@@ -51,21 +51,21 @@ _BOUND = {
 }
 _TORCH = Path(torch.__file__).parent
 LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""The C library, whose clocks no Python code replaces; None where it is not Linux's."""
+"""The C library, because Python code cannot replace its clocks; None if the system is not Linux."""
 APART_S = 2.0
-"""A process that waits for a core between two readings is not taken for a replaced clock."""
+"""If two clocks differ by more seconds, one was replaced; a process may wait for a core between the two readings."""
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Watched functions as they were at import: `bound("torch.cuda.Event", "record query")` gives two."""
+    """Watched functions as they were at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
     return [_BOUND[f"{place}.{name}"][2] for name in names.split()]
 
 
 def tampered(threads: int | None = None) -> str | None:
-    """The functions that are others than at import (`time.perf_counter was replaced (mine.py:3)`), or None.
+    """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or None.
 
-    With `threads` it also says that torch has another number of threads now.  It undoes all of it, so that the next
-    kernel is not blamed for the last one's change.
+    With `threads`, also reports that torch now has another number of threads.  Undoes these changes, so that the next
+    kernel is not blamed for them.
     """
     faults = []
     if threads is not None and (now := torch.get_num_threads()) != threads:
@@ -91,30 +91,30 @@ def tampered(threads: int | None = None) -> str | None:
 
 Function = Callable[[], object]
 Call = tuple[str, Function, int]
-"""Name, function, and how often it is called within one sample."""
+"""A function to time: its name, the function, and the number of its calls in one sample."""
 ROUNDING_S = 1e-9
-"""Differences below it are the rounding of event times, which come as fp32 milliseconds."""
+"""A difference of event times below this is rounding, because event times are fp32 milliseconds."""
 
 
 class Timer(ABC):
-    """The readings of one kind of device; `timing.time_functions` decides what is read and in which order."""
+    """Takes the readings on one kind of device.  `timing.time_functions` decides what is read, and in which order."""
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        """Reads every function once, in this order; seconds of all calls of its sample together.
+        """Takes one sample of every function, in this order.  Returns by name the seconds of all calls of the sample.
 
-        `observe` is called once, on a GPU while the device works.
+        `observe` is called once; on a GPU it is called while the device works.
         """
 
     def first_call(self, function: Function) -> None:
-        """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
+        """Calls a function outside any reading, and waits for its end.  A first call may compile."""
         function()
 
     def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
         """The context in which samples are taken, after the warm-up.
 
-        It yields a function: the time that the process's threads have waited for a processor since then, over the time
-        that they ran; None where a device does the work, or if the system does not tell.
+        The context yields a function.  The function returns the time that the process's threads have waited for a
+        processor since then, divided by the time that they ran; or None on a GPU, or if the system does not report it.
         """
         return nullcontext(lambda: None)
 
@@ -123,7 +123,7 @@ class Timer(ABC):
         """The timer's resolution in seconds."""
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """Time per call of an empty kernel by this method, with `calls` per sample; None on a CPU."""
+        """Seconds per call of an empty kernel, by the same method with `calls` calls per sample; None on a CPU."""
         return None
 
     @abstractmethod
@@ -132,17 +132,17 @@ class Timer(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """The smallest difference between readings above rounding; None where all are equal."""
+    """The smallest difference between two readings that is larger than rounding; None if all readings are equal."""
     distinct = sorted(set(readings))
     differences = (b - a for a, b in itertools.pairwise(distinct))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)
 
 
 class Flush:
-    """Empties a cache of `cache_bytes` on `device` when called; of 0 bytes it does nothing.
+    """Empties a cache of `cache_bytes` on `device` when called.  If `cache_bytes` is 0, a call does nothing.
 
-    It reads, or writes where reading does not displace everything: `results/targets/flush.py` finds out.  Raises
-    `ValueError` on a way that is neither `read` nor `write`.
+    A flush reads a buffer, or writes the buffer if reading does not empty the cache; `results/targets/flush.py` finds
+    out which.  Raises `ValueError` if `by` is neither `read` nor `write`.
     """
 
     def __init__(self, device: torch.device | str, cache_bytes: int, by: str = "read"):
@@ -150,7 +150,7 @@ class Flush:
         # Of twice the cache's size.  Ones, because on a CPU all unwritten pages of zeros map to one physical page.
         self.buffer = torch.ones(2 * cache_bytes // 4, device=device)
         self.note = ", flushed by writing" if by == "write" and cache_bytes else ""
-        """The flush's part of a timing method's name: empty for the default."""
+        """The text that the flush adds to the name of a timing method; empty for the default."""
         self.sink = torch.empty((), device=device)
         self._by = by
 

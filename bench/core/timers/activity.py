@@ -1,4 +1,4 @@
-"""Observes one call on a GPU: its peak memory, and by CUPTI the kernels that it ran and their code."""
+"""Observes one call on a GPU: the peak memory, and (by CUPTI) the device kernels that ran, with their code."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from rooflab.kernels._cuda import CudaKernel
 
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Kineto's categories of device work."""
+"""The categories of events that are device work in Kineto's traces."""
 _cuda: Any = torch.cuda
 
 
 class DeviceKernel(NamedTuple):
-    """One kernel, copy or fill that the device ran."""
+    """One kernel, copy or memory fill that the device ran."""
 
     name: str
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     shared_bytes: int = 0
-    """Shared memory per block, static and dynamic, in bytes."""
+    """Shared memory per thread block, static and dynamic, in bytes."""
     nbytes: int = 0
-    """Bytes of a copy or fill."""
+    """Bytes of a copy or of a memory fill."""
 
 
 @contextmanager
 def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
-    """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None where another profiler
-    runs.
+    """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None if another profiler
+    runs.  The end of the context waits for the device.
 
-    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
-    process, and takes 1 s.  Leaving the block waits for the device.
+    `torch.profiler` is not used, because it imports torch's compiler and therefore Triton.  That import takes 1 s, and
+    fixes for the whole process whether Triton interprets kernels.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
     if torch._C._autograd._profiler_enabled():
@@ -63,11 +63,11 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
-    """The fields of a record for the peak memory of one `call`, and for the device's work of the next call.
+    """Calls `call` twice.  Returns a record's fields: the peak memory of the first call, the device work of the second.
 
     The first call may compile and tune.  The peak is that of torch's allocator, minus the bytes of the result, which is
-    alive until the peak is read.  There are no kernels and no hash where CUPTI records nothing, or where another
-    profiler runs.  Raises whatever `call` raises.
+    alive until the peak is read.  There are no kernels and no hash if CUPTI records nothing, or if another profiler
+    runs.  Raises whatever `call` raises.
     """
     with cuda.use():
         cuda.synchronize()
@@ -99,7 +99,7 @@ def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
 
 
 def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
-    """The device's work in a trace, in the order in which it began."""
+    """The device's kernels, copies and fills in a trace, in the order of their start times."""
     work = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
     kernels = []
     for event in sorted(work, key=lambda event: event["ts"]):
@@ -111,9 +111,9 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
-    """The hash over `kernels`, None without any; `launched` holds, in order, name and code hash of known launches.
+    """A hash over `kernels`; None if there are no kernels.  `launched`: names and code hashes from `launched_code`.
 
-    A kernel's code enters the hash if every launch of its name was seen; else only the kernel's name does.
+    The hash includes a kernel's code if `launched` has every launch of the kernel's name; else only the name.
     """
     if not kernels:
         return None
@@ -130,7 +130,7 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
 
 @contextmanager
 def launched_code() -> Iterator[list[tuple[str, str]]]:
-    """Gathers name and code hash of every Triton, Gluon and CUDA C++ kernel launched inside `with`, in order."""
+    """Yields a list that gets the name and the code hash of every Triton, Gluon and CUDA C++ launch, in order."""
     launched: list[tuple[str, str]] = []
 
     def noting(

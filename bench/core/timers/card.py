@@ -1,4 +1,4 @@
-"""One GPU: its clocks while it works, and whether it was throttled."""
+"""Watches one GPU: its clocks while it works, and whether it was throttled."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ REASONS = {
     0x080: "power brake",
     0x100: "display clocks",
 }
-"""NVML's reasons for a clock below the highest (nvml.h, `nvmlClocksEventReason...`)."""
+"""NVML's reasons for a clock below the highest clock (nvml.h, `nvmlClocksEventReason...`)."""
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
-power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
+power limit under a large matrix product.  This is normal: the summary names the cap, and the reading stays valid."""
 RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
-"""Readings of NVML whose minimum and maximum a summary has."""
+"""The readings of NVML for which a summary has the minimum and the maximum."""
 
 
 class ClockWatch(ExitStack):
-    """Reads a GPU's clocks while it works, inside `with`; without NVML, or with `uuid` None, no NVML call is made.
+    """Reads a GPU's clocks while the GPU works, inside `with`.  Without NVML, or if `uuid` is None, NVML is not called.
 
     The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
     the reasons for a lower clock.
@@ -78,13 +78,12 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """The readings as JSON values; None where nothing was read.
+        """The readings as JSON values; None if nothing was read.
 
-        It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
-        reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
-        of `other_processes` on the card (None where NVML does not know this one, as in some containers); and the
-        median, minimum and maximum of the SM clock that the device itself read, or `sm_clock_unread`, why it did not.
-        """
+        The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` has the
+        reasons that make a reading invalid; None if NVML did not answer, with the cause in `throttle_unread`.
+        `other_processes` is their number on the card; None if NVML does not list this process, as in some containers.
+        `sm_clock_hz` and its range are those that the device read; `sm_clock_unread` says why it read none."""
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
             return self._unread or None
@@ -109,9 +108,9 @@ class ClockWatch(ExitStack):
 
 
 def others_among(pids: Collection[int]) -> int | None:
-    """The number of a card's processes that are not of this program; None if this process is not among them.
+    """The number of processes in `pids` that do not belong to this program; None if `pids` lacks this process.
 
-    The processes of this program are its first process that runs Python, and all descendants of that one.
+    The oldest ancestor that runs Python, and all its descendants, belong to this program.
     """
     if os.getpid() not in pids:
         return None

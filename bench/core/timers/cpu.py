@@ -1,7 +1,7 @@
-"""The timer of a CPU; it pins each of torch's threads to one processor during timing.
+"""The timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
-A thread that the system moves to another core has cache misses there.  Each thread is pinned where it runs already, so
-that two concurrent measuring processes do not choose the same processor.  Only threads that share a core are moved.
+If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
+that it already runs on, so two measuring processes do not choose one processor.  Only threads that share a core move.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
 _TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Settings of mallopt(3)."""
+"""The numbers of two settings of mallopt(3)."""
 _known: dict[tuple[int, int], tuple[int, ...]] = {}
-"""Cached threads of torch by (calling thread, number of threads): a search for them takes 10 ms or more."""
+"""Torch's threads by (calling thread, number of threads), cached because a search for threads takes 10 ms or more."""
 
 
 @contextmanager
 def pinned_threads() -> Iterator[str]:
     """Pins torch's threads and yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end each thread may again run where it could before.  This includes threads that were started meanwhile.
+    At the end each thread may again run on its earlier processors.  New threads get the caller's processors.
     """
     before = _affinities()
     allowed = before.get(threading.get_native_id(), set())
@@ -46,7 +46,7 @@ def pinned_threads() -> Iterator[str]:
 
 
 def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
-    """Pins torch's threads to processors among `allowed`; the reason where it cannot."""
+    """Pins torch's threads to processors in `allowed`.  Returns the reason if that is not possible, else ""."""
     count = torch.get_num_threads()
     if not allowed:
         return "this system does not offer it"
@@ -68,7 +68,7 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """A processor for each thread: the wanted one if its core is idle, else one on an idle core, else any free one."""
+    """A processor per thread: its last processor if the core is idle, else one on an idle core, else a free one."""
     chosen: dict[int, int] = {}
     cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
@@ -80,7 +80,7 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """The calling thread and the threads that were busy during its parallel op."""
+    """The calling thread, and the threads that were busy during a parallel op of the calling thread."""
     key = caller, _ = threading.get_native_id(), count
     if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
         return _known[key]
@@ -107,7 +107,7 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """The processors on which each thread of this process may run; empty if the system does not tell."""
+    """The processors on which each thread of this process may run; empty if the system does not report them."""
     affinities: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):
@@ -116,7 +116,7 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Restores each thread's affinity; a thread started meanwhile inherited one processor, and gets `allowed`."""
+    """Restores each thread's affinity.  A thread that was started meanwhile has one processor, and gets `allowed`."""
     for thread, now in _affinities().items():
         affinity = before.get(thread, allowed)
         if now != affinity:
@@ -125,11 +125,11 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
 
 
 def keep_freed_memory() -> str:
-    """Lets the allocator keep what a call frees, for the rest of the process; a note for the method's name.
+    """Makes the allocator keep freed memory for the rest of the process.  Returns a note for the method's name.
 
-    glibc gives memory back to the system where the heap happens to allow it, and the next call then faults it in page
-    by page.  In some processes each call did, in others none: softmax of 16 x 1,024 took 210 or 120 us.  Blocks above
-    32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
+    glibc may give freed memory back to the system; then the next call has a page fault for each page.  In some
+    processes this happened in each call, in others never: softmax of 16 x 1,024 took 210 or 120 us.  Allocations above
+    32 MiB, glibc's limit, are still given back.  The note is empty if the allocator has no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
     accepted = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
@@ -137,7 +137,7 @@ def keep_freed_memory() -> str:
 
 
 class CpuTimer(Timer):
-    """Reads `perf_counter` around synchronous calls, with each of torch's threads pinned to one processor."""
+    """Reads `perf_counter` before and after synchronous calls.  Each of torch's threads is pinned to one processor."""
 
     def __init__(self, cold: bool = True, flush: str = "read", clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
@@ -160,13 +160,13 @@ class CpuTimer(Timer):
 
     @contextmanager
     def sampling(self) -> Iterator[Callable[[], float | None]]:
-        """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
+        """Pins the threads after the warm-up, because threads that libraries start in it must not inherit a pin."""
         with pinned_threads() as note:
             self._threads = f", {note}"
             yield partial(waiting_since, run_times())
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """The smallest difference that the clock was seen to make."""
+        """The smallest observed difference between two readings of the clock."""
         return self._step
 
     def method(self, name: str) -> str:

@@ -1,7 +1,7 @@
 """The timer of a GPU, by CUDA events.
 
 A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
-Therefore each sample is enqueued behind a wait on the device, of a thread that counts cycles.
+Therefore each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core.timers import Call, Flush, Function, Timer, bound, grid_of
 
 _cuda: Any = torch.cuda
-"""Untyped, because torch leaves events largely without annotations."""
+"""`torch.cuda` without types, because torch does not annotate most of its events."""
 
 
 class Torch:
-    """The functions of torch's CUDA that the timer uses, as they were at import."""
+    """The functions of `torch.cuda` that the timer uses, as they were at import."""
 
     Event, current_stream, synchronize, sleep = map(
         staticmethod, bound("torch.cuda", "Event current_stream synchronize _sleep")
@@ -30,23 +30,23 @@ class Torch:
 
 
 MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
-"""Shortest and longest wait before a sample; a function with longer host work is taken to wait for the device."""
+"""The shortest and the longest wait before a sample.  A function that needs more is assumed to wait for the device."""
 SAFETY = 2.0
-"""Ratio of the wait to the longest host time of the last samples."""
+"""The wait divided by the longest host time of the last samples."""
 REMEMBERED = 8
-"""Number of last samples whose host time sets the wait; an outlier has no effect after this many samples."""
+"""The host times of this many last samples set the wait.  After so many samples an outlier has no effect."""
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
-"""Work after which an idle card's clock has risen."""
+"""Seconds of work after which the clock of an idle card has risen."""
 FLOOR_READINGS = 15
 GRID = tuple(1000 + 40 * turn for turn in range(64))
-"""Cycles of waits whose lengths differ by more than the coarsest grid, so that at least two readings differ."""
+"""Cycles of several waits.  The waits differ by more than the coarsest step of event times, so readings must differ."""
 COARSE_STEP_S = 1.024e-6
-"""Step of event times, assumed where no two readings differ: the coarsest published for these cards."""
+"""The step of event times that is assumed if all readings are equal: the coarsest published step of these cards."""
 
 
 class CudaCalls:
-    """One CUDA device, as the timers use it, all on its current stream; tests replace it by Python code."""
+    """The operations of one CUDA device that the timers use, on the current stream.  Tests replace this class."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -56,7 +56,7 @@ class CudaCalls:
         return time.perf_counter()
 
     def use(self) -> AbstractContextManager[object]:
-        """Makes the device the current one, inside `with`."""
+        """Makes this device the current CUDA device inside `with`."""
         context: AbstractContextManager[object] = _cuda.device(self.device)
         return context
 
@@ -64,7 +64,7 @@ class CudaCalls:
         return int(_cuda.get_device_properties(self.device).L2_cache_size)
 
     def event(self) -> torch.cuda.Event:
-        """A new event with its time, recorded now."""
+        """Records a new event that has a time, and returns the event."""
         event = cast(torch.cuda.Event, Torch.Event(enable_timing=True))
         Torch.record(event, Torch.current_stream(self.device))
         return event
@@ -74,11 +74,11 @@ class CudaCalls:
         return bool(Torch.query(event))
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Time between two events that the device has reached."""
+        """Seconds between two events that the device has reached."""
         return cast(float, Torch.elapsed_time(start, end)) * 1e-3
 
     def sleep(self, cycles: int) -> None:
-        """Enqueues one thread that counts `cycles` of the SM clock; with 0 it is an empty kernel."""
+        """Enqueues a kernel of one thread that counts `cycles` of the SM clock; with 0 cycles the kernel is empty."""
         Torch.sleep(cycles)
 
     def synchronize(self) -> None:
@@ -86,22 +86,22 @@ class CudaCalls:
 
 
 class EventTimer(Timer):
-    """Reads pairs of CUDA events, enqueued behind a wait on the device; each wait is as long as its function needs."""
+    """Reads pairs of CUDA events behind a wait on the device.  The length of the wait depends on the timed function."""
 
     def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         self.cuda = cuda
         self.gaps: set[str] = set()
-        """Functions that wait for the device inside, so that no wait of ours can hide the gaps between launches."""
+        """Names of functions that wait for the device themselves.  No wait can hide the gaps between their launches."""
         self._host: dict[str, deque[float]] = {}
         self._floors: dict[int, float] = {}
         with cuda.use():
             self.flush = Flush(cuda.device, cuda.l2_bytes() if cold else 0, flush)
             self.cycles_per_s = self._calibrate()
-            """Cycles per second of the clock that the wait counts."""
+            """The frequency of the clock whose cycles a wait counts."""
             self._grid = self._read_grid()
 
     def _calibrate(self) -> float:
-        """Cycles per second, read after work, because an idle card's clock is low."""
+        """Measures cycles per second, after some work, because the clock of an idle card is low."""
         rates: list[float] = []
         worked_s = 0.0
         while len(rates) < 3 or worked_s < WAKE_UP_S:
@@ -115,7 +115,7 @@ class EventTimer(Timer):
         return max(rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """The step of event times, read from waits of slowly increasing length."""
+        """Measures the step of event times, by waits of slowly increasing length."""
         pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in GRID:
@@ -126,13 +126,13 @@ class EventTimer(Timer):
         return grid_of([self.cuda.seconds(start, end) for start, end in pairs])
 
     def wait_s(self, name: str) -> float:
-        """The length of the next wait."""
+        """The length of the next wait for the function `name`."""
         return min(max(SAFETY * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        """Enqueues a sample behind a wait; whether the wait was long enough, and the events around the sample's calls.
+        """Enqueues a sample behind a wait.  Returns whether the wait was long enough, and the sample's two events.
 
-        A function that waits for the device inside gets no wait.
+        A function that waits for the device itself gets no wait.
         """
         name = call[0]
         if name in self.gaps:
@@ -151,7 +151,7 @@ class EventTimer(Timer):
         return not late or name in self.gaps, events
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        """Reads every function once, in this order; a function whose wait ran out is read again."""
+        """Takes one sample of every function, in this order.  If a wait was too short, the sample is taken again."""
         read: dict[str, float] = {}
         pending = list(calls)
         with self.cuda.use():
@@ -166,7 +166,7 @@ class EventTimer(Timer):
         return {name: read[name] for name, _, _ in calls}
 
     def _sample(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Enqueues the flush and the calls; the events before and after the calls."""
+        """Enqueues the flush and the calls.  Returns the events before and after the calls."""
         self.flush()
         start = self.cuda.event()
         for _ in range(call[2]):
@@ -179,12 +179,12 @@ class EventTimer(Timer):
             self.cuda.synchronize()
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """The smallest difference between two readings, now or when the step was read; it differs between cards."""
+        """The smallest difference between two of `readings` or of the waits at the start; it differs between cards."""
         steps = [step for step in (grid_of(readings), self._grid) if step is not None]
         return min(steps, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """The minimum of several readings of an empty kernel, per call, with `calls` per sample."""
+        """Seconds per call of an empty kernel: the minimum of several readings with `calls` calls per sample."""
         if calls not in self._floors:
             name = f"an empty kernel, {calls} to a sample"
             empty = (name, lambda: self.cuda.sleep(0), calls)

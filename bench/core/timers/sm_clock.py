@@ -1,7 +1,7 @@
-"""Reads a GPU's SM clock on the device itself: it counts cycles against the nanosecond timer.
+"""Reads a GPU's SM clock on the device itself: a kernel compares cycles with the nanosecond timer.
 
-NVML reports a sample of the past milliseconds; this reads the clock at one place in the stream of work.  Import this
-module where a GPU is about to be used: it imports Triton, which fixes the mode of its interpreter for the process.
+NVML reports a sample of the past milliseconds; this kernel reads the clock at one point in the stream of work.  Import
+this module only before a GPU is used: it imports Triton, whose interpreter mode cannot change afterwards.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 SPAN_NS = 100_000
-"""Length of one reading: the nanosecond timer of some cards moves in steps of a microsecond."""
+"""The duration of one reading.  It is long, because the nanosecond timer of some cards has steps of a microsecond."""
 MAX_READINGS = 4096
-"""Readings kept; later ones are not taken."""
+"""The largest number of readings.  Later readings are not taken."""
 LOAD_SIZE, LOAD_PRODUCTS = 4096, 100
-"""Matrix products before a reading under load: 14 TFLOP, 20 ms on an H100."""
+"""Size and number of the matrix products before a reading under load: 14 TFLOP, 20 ms on an H100."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -54,7 +54,7 @@ def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 class DeviceClock:
-    """Readings of the SM clock on `device`, each enqueued on the current stream behind the work that is there."""
+    """Takes readings of the SM clock on `device`.  A reading is enqueued on the current stream behind earlier work."""
 
     def __init__(self, device: torch.device):
         self._counts = torch.zeros(MAX_READINGS, 2, dtype=torch.int64, device=device)
@@ -64,20 +64,20 @@ class DeviceClock:
         self._taken = 0
 
     def enqueue(self) -> None:
-        """Enqueues one reading, of `SPAN_NS`, behind the device's present work."""
+        """Enqueues one reading, which takes `SPAN_NS`, behind the work on the current stream."""
         if self._taken < MAX_READINGS:
             with torch.cuda.device(self._counts.device):
                 _count_cycles[(1,)](self._counts[self._taken], SPAN=SPAN_NS, num_warps=1)
             self._taken += 1
 
     def readings_hz(self) -> list[float]:
-        """All readings, in order; waits for the device."""
+        """Waits for the device, and returns all readings in order."""
         counts = self._counts[: self._taken].cpu().tolist()
         return [1e9 * cycles / elapsed for cycles, elapsed in counts if elapsed]
 
 
 def sm_clock_under_load(device: torch.device) -> float:
-    """The SM clock in Hz behind matrix products that keep the whole card busy."""
+    """The SM clock in Hz, read behind matrix products that keep the whole card busy."""
     clock = DeviceClock(device)
     a, b = (torch.randn(LOAD_SIZE, LOAD_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(LOAD_PRODUCTS):

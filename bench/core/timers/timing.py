@@ -1,4 +1,4 @@
-"""The one timer.  The docstring of `time_functions` is the protocol."""
+"""The timing protocol of the bench.  The docstring of `time_functions` describes the protocol."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rooflab.bench.core.timers.cpu import CpuTimer
 
 perf_counter = time.perf_counter
 STEPS_PER_SAMPLE = 10
-"""Fewest timer steps per sample; a shorter sample measures the timer's resolution, not the function."""
+"""The least number of timer steps per sample.  A shorter sample would measure the resolution of the timer."""
 MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
 FIRST_CALLS = 2
-"""Calls of each function before the warm-up.  The second one may compile too: for other inputs, or for other sizes."""
+"""Calls of each function before the warm-up.  The second call may also compile, for other inputs or other sizes."""
 WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
 CLOSING_ROUNDS = 3
-"""The last rounds, in which each set of inputs of a `calls.Rotation` is used once more, with the same values."""
+"""The number of last rounds with equal values.  In these rounds a `calls.Rotation` uses each set of inputs once."""
 STEADY = 0.95
-"""The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
+"""The warm-up goes on while a round lowers the fastest time of a function below this share of the earlier value."""
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """The timer of a device, which empties the cache if `cold`.  Raises `ValueError` on a device that is neither cpu
-    nor cuda, and on an unknown flush."""
+    """The timer of a device.  With `cold` the timer empties the cache before each sample.  Raises `ValueError` if the
+    device is neither cpu nor cuda, and on an unknown flush."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
@@ -62,33 +62,33 @@ def time_functions(
     """Times functions of no arguments against each other.  The protocol:
 
     1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget.  Then
-       warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
-       three rounds, or 30% of the budget), so that caches and clocks have settled.
+       warm up in rounds of one call per function, so that caches and clocks settle.  The warm-up ends when a round
+       makes no function 5% faster than its fastest call so far (after at least three rounds, or 30% of the budget).
     2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
-       is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
+       is drawn from `seed`, rotated by one each round and reversed every second round, so that positions are balanced.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
        The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
-       writes, for cards on which that is cleaner (`results/targets/flush.py`); `cold=False` skips it.  The caller's
-       functions must cycle through several copies of the inputs and use random data; before each round but the
-       last three `renew` changes their values.
+       writes, for cards on which writing empties the cache better (`results/targets/flush.py`); `cold=False` does not
+       flush.  The caller's functions must cycle through several copies of random inputs; `renew` changes the values of
+       the inputs before each round, except the last three.
     4. On a CPU a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
        name says why they are not; the allocator keeps what a call frees (`cpu.keep_freed_memory`).
     5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
-       and the launches run back to back; a sample whose wait ran out is taken again with a longer wait.  The method's
-       name says so where a function itself waits.  A sample is a pair of events on the current stream: no function is
-       refused, and nothing is added to what the device does.
-    6. Several calls share one sample where the warm-up shows a call shorter than ten steps of the clock.  Only the
-       first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample that is still shorter
-       than ten steps is not `resolved`.
-    7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
-       long that takes.  If there are then less than a quarter of those that the budget has room for at the median round
-       (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all go on, for at most `more_s`
-       seconds, until none is.  Samples are kept raw, in time order; none is dropped.  Python's garbage collector is
-       off meanwhile.
+       and the launches run back to back.  If the wait was too short, the sample is taken again with a longer wait.  If
+       a function itself waits for the device, the method's name says so.  A sample is a pair of events on the current
+       stream, so every function can be timed, and the device does no additional work.
+    6. Several calls share one sample if, in the warm-up, a call was shorter than ten steps of the clock.  Then only the
+       first call finds the cache cold, and the L2 state of the reading is `warm`.  If a sample is still shorter than
+       ten steps, it is not `resolved`.
+    7. Samples are taken for `budget_s` seconds in all, warm-up included, and until there are `min_samples`, even if
+       that takes longer.  If there are fewer than a quarter of the samples that fit into the budget at the median
+       round (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all functions are sampled
+       on until no reading is noise, for at most `more_s` seconds.  All samples are kept raw, in time order.  Python's
+       garbage collector is off.
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
-    `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
-    works.  `timer` is one of `timer_for`; `device`, `cold` and `flush` then say nothing.
+    `observe` is called once per round of samples, between samples, but not in the warm-up; on CUDA it is called while
+    the device works.  If `timer` (from `timer_for`) is given, `device`, `cold` and `flush` are ignored.
 
     Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or another device.
     """
@@ -150,7 +150,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """The number of rounds that fit into a budget after the warm-up: the time left over that of the median round.
+    """The number of rounds that fit into a budget after the warm-up: the time left, divided by the median round's time.
 
     `ends` are the times at which rounds began and ended.
     """
@@ -178,7 +178,7 @@ def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
-    """The fastest reading of each function."""
+    """Warms up the functions, and returns the fastest reading of each function."""
     fastest = dict.fromkeys(functions, math.inf)
     for rounds in itertools.count(1):
         read = watch.round([(name, function, 1) for name, function in functions.items()])
