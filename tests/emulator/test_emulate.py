@@ -155,6 +155,7 @@ def test_without_a_case_the_sizes_are_ragged_so_that_a_missing_mask_shows(roofla
     assert status == 11 and "T=3,H=33" in out and "RUNTIME_ERROR" in out
 
 
+@pytest.mark.more
 def test_a_launch_that_stores_less_than_the_outputs_is_told_beside_the_verdict(rooflab, tmp_path):
     text = ADDS.replace("MAKE", "torch.zeros(1, x.shape[1])").replace("[(x.shape[0],)]", "[(1,)]")
     file = other_file(tmp_path, "torch_mostly", text.replace("return out.to(", "return normed.to("))
@@ -188,6 +189,7 @@ def walks(x, weight, eps=1e-6):
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("ends", "right"), [("T", True), ("tl.num_programs(0)", False)])
 @pytest.mark.parametrize("by", ["emulator", pytest.param("interpreter", marks=pytest.mark.more)])
 def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab, tmp_path, by, ends, right):

@@ -74,6 +74,7 @@ def test_options_heads_and_scales_of_every_kind(sizes, change):
     assert_right(SPEC, fp8.fp8(**inputs, config=SMALL), inputs, FP8)
 
 
+@pytest.mark.more
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "case",

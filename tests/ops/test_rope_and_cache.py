@@ -35,6 +35,7 @@ def test_fp8_saturates_and_divides_by_the_scale(kernel: Any) -> None:
     assert stored[0, :4].tolist() == [448, -448, 1.5, 0] and stored[1, :4].tolist() == [448, -448, 6, 0]
 
 
+@pytest.mark.more
 def test_fp8_keeps_nan_on_a_card() -> None:
     """A minimum that drops NaN would make 448 of it.  The interpreter knows none, and stores 384."""
     (case, *_) = SPEC.cases["smoke"]
