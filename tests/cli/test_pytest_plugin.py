@@ -255,4 +255,4 @@ def test_a_test_has_one_result_and_the_second_timing_is_refused_before_it_is_mad
 def test_a_whole_pytest_run_without_kernels_imports_nothing_heavy(pytester):
     heavy = {"torch", "numpy", "triton", "matplotlib", "psutil"}
     pytester.makepyfile(f"import sys\ndef test_it():\n    assert not {heavy} & set(sys.modules)")
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:randomly").assert_outcomes(passed=1)
