@@ -50,7 +50,7 @@ def run_checks(
 
 
 def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
-    """For each failure, yields the command that shows it.  A drawn case is first made smaller, as long as it fails.
+    """Yields the command that shows each failure.  A drawn case is first reduced to a smaller one that fails.
     This takes at most `limit_s` seconds for all failures."""
     ends = time.monotonic() + limit_s
     for failed in failures:

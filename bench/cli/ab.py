@@ -48,7 +48,7 @@ def ab(
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of processes; as many again confirm a difference.")] = 12,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes; the same number confirms a difference.")] = 12,
     threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
     floor_us: Annotated[float, typer.Option(help="Smallest change that matters, in microseconds.")] = 0.5,
     budget_s: Annotated[float | None, typer.Option("--budget", help="Limit of the whole run in seconds.")] = None,

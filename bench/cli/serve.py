@@ -38,7 +38,7 @@ def serve(
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of a step.")] = 2048,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest context; without it, the model's.")] = None,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, as many as memory holds.")
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, all pages that fit in memory.")
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a page of the KV cache.")] = 16,
     enforce_eager: option.Eager = False,

@@ -242,7 +242,7 @@ def parse(text: str) -> dict[str, SassFunction]:
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
-    """The instructions in the text of one kernel, with or without heading.  Raises `ValueError` if there is none."""
+    """The instructions in the text of one kernel, which may have a heading.  Raises `ValueError` if it has none."""
     reading = _Reading()
     for line in text.splitlines():
         reading.read(line)

@@ -134,7 +134,7 @@ def _shape_alone(value: object) -> object:
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """The names of a call's outputs, as many as the oracle has outputs, because the last output may be optional."""
+    """The names of a call's outputs.  The oracle gives their number, because the last output may be optional."""
     return spec.outputs[: len(oracle)]
 
 

@@ -247,7 +247,7 @@ class Measurement:
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
         """The record with its bound, the kernel's traffic, and the rates.  A NOISY time or bound gives no rates.  The
-        traffic is left out if no memory of the device could have moved so many bytes in the measured time."""
+        traffic is left out if the device's memory cannot move these bytes in the measured time."""
         traffic, reason, limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and limits:

@@ -16,7 +16,7 @@ from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
 META = torch.device("meta")
-SAMPLE = 8, 30
+SAMPLE = 20, 20
 """Cases of `make test` beside the first cases, and of `make test-more`."""
 MANY_ROWS = ("sample/bisect",)
 """Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter."""
