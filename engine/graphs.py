@@ -1,14 +1,20 @@
-"""Decode steps as CUDA graphs: one launch replays all kernels of a step, from the embedding to the logits."""
+"""Decode steps that are recorded: one call replays all kernels of a step, from the embedding to the logits.
+
+On CUDA a recording is a CUDA graph, on a CPU a list of C++ launches (`kernels/_replay.py`)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
+from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.model import StepInput
+from rooflab.kernels._replay import RecordError, Recording, record
+from rooflab.kernels.tuning import bucket_of
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a function, and returns a function that repeats the same work on the current contents of the same tensors."""
@@ -65,6 +71,54 @@ class DecodeGraphs:
         slots[n:size], lengths[n:size] = -1, 0
         self._replays[size]()
         return self._logits[:n]
+
+
+class DecodeReplays:
+    """Decode steps of up to `MOST_REPLAYED` sequences on a CPU, each size with a recording of its own.
+
+    A size is recorded at its first step, because a recording takes 10 ms.  Other threads need another recording.  The
+    inputs are the arrays of `batch` themselves, so that a step copies only the token ids.  `forward` computes a step's
+    logits (n, vocab_size), and `logits` (up to `MOST_REPLAYED`, vocab_size) is the memory for them."""
+
+    def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
+        self.recordings: dict[tuple[int, int], Recording] = {}
+        """The recordings by number of sequences and number of threads."""
+        self.refusals: dict[str, str] = {}
+        """The reasons why steps cannot be recorded, by bucket of the number of sequences."""
+        self._forward = forward
+        self._logits = logits
+        self._batch = batch
+        self._ids = torch.zeros(len(logits), dtype=torch.int64)
+
+    def __call__(self, drawn: torch.Tensor) -> torch.Tensor | None:
+        """Returns the logits of the batch's next decode step, which the next call overwrites; or None if the step must
+        run eagerly.  `drawn` (num_drawn,) int64 holds the tokens of the previous draw."""
+        n = len(self._batch)
+        if not 0 < n <= len(self._logits) or (self.refusals and bucket_of(n) in self.refusals):
+            return None
+        self._batch.prepare()
+        torch.index_select(drawn, 0, torch.from_numpy(self._batch.source[:n]), out=self._ids[:n])
+        replay = self.recordings.get((n, torch.get_num_threads())) or self._record(n)
+        if replay is None:
+            return None
+        if kernel := replay():
+            self._step(n)  # the kernel's own check says what is wrong
+            raise RuntimeError(f"{kernel} refused its arguments in a replayed step, and not in the same step again")
+        return self._logits[:n]
+
+    def _step(self, n: int) -> torch.Tensor:
+        batch = self._batch
+        arrays = (batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
+        return self._forward(StepInput(self._ids[:n], *(torch.from_numpy(array[:n]) for array in arrays)))
+
+    def _record(self, n: int) -> Recording | None:
+        try:
+            replay = self.recordings[n, torch.get_num_threads()] = record(partial(self._step, n), self._logits[:n])
+        except RecordError as error:
+            self.refusals[bucket_of(n)] = str(error)
+            logging.getLogger(__name__).warning("decode steps of %s run eagerly: %s", bucket_of(n), error)
+            return None
+        return replay
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import torch
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
-from rooflab.engine.graphs import record_graph
+from rooflab.engine.graphs import DecodeGraphs, record_graph
 from rooflab.engine.load.generation import with_settings
 from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
@@ -47,8 +47,8 @@ class LLM:
     `dummy=True`, `model` may be any preset: weights are then random, and a token's text is its id (`Numbers`).  `dtype`
     is float32, bfloat16, float16 or, on a CPU, int8 (only the weights of products are int8, the rest is bfloat16).
     None means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel that the op must use.
-    `interpret` allows Triton kernels on the CPU.  On CUDA decode steps run as CUDA graphs, unless `enforce_eager` is
-    set.  With `overlap` a step is launched before the tokens of the previous step are read (`Core`); None sets
+    `interpret` allows Triton kernels on the CPU.  Decode steps are recorded and replayed, on CUDA as CUDA graphs, unless
+    `enforce_eager` is set.  With `overlap` a step is launched before the tokens of the previous step are read (`Core`); None sets
     `overlap` on CUDA only.  With `pdl` a kernel of a graph may start while the kernel before it ends
     (`kernels/_pdl.py`).
 
@@ -116,7 +116,7 @@ class LLM:
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
-        self.ops = resolve(self.limits, swap, interpret)
+        self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             about = Model(self.arch, weights, self.ops, most), self.ops, 1, block_size, max_num_seqs, most
@@ -134,12 +134,12 @@ class LLM:
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps.  Returns the number of pages."""
-        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+        graphs = None if enforce_eager else self.runner.decode_graphs()
         rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if graphs else [rehearse]
+        rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if isinstance(graphs, DecodeGraphs) else [rehearse]
         blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
-        if graphs:
+        if isinstance(graphs, DecodeGraphs):
             with dependent_launches(pdl):
                 # One pool of memory for all graphs, which never run at the same time.
                 graphs.record(partial(record_graph, torch.cuda.graph_pool_handle()))

@@ -60,11 +60,13 @@ class Model:
 
     def __init__(self, arch: Architecture, weights: Weights, ops: OpSet, max_model_len: int):
         self.arch = arch
-        self.embedding = weights.embedding
-        self.norm = weights.norm
-        self.cos, self.sin = (table.to(weights.embedding.device) for table in rotation(arch, max_model_len))
         # Rounded as transformers rounds it.
         self.embedding_scale = float(torch.tensor(arch.embedding_scale, dtype=weights.embedding.dtype))
+        self.embedding = weights.embedding
+        if self.embedding_scale != 1 and self.embedding.device.type == "cpu":  # a step then has no torch op
+            self.embedding, self.embedding_scale = weights.embedding * self.embedding_scale, 1.0
+        self.norm = weights.norm
+        self.cos, self.sin = (table.to(weights.embedding.device) for table in rotation(arch, max_model_len))
         self._window = {} if arch.window is None else {"window": arch.window}
         self.layers = []
         while weights.layers:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
-from rooflab.engine.graphs import DecodeGraphs
+from rooflab.engine.choose.model_shapes import MOST_REPLAYED
+from rooflab.engine.graphs import DecodeGraphs, DecodeReplays
 from rooflab.engine.model import KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.sampling import SamplingTensors, on_device
@@ -60,7 +62,8 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.allocate(num_blocks)
         self.batch = DecodeBatch(max_num_seqs, -(-max_model_len // block_size), block_size)
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | DecodeReplays | None = None
+        """The recorded decode steps, or None if all steps run eagerly."""
         self._sampling: SamplingTensors | None = None
         self.drawn = torch.empty(0, dtype=torch.int64, device=self.device)
         """The tokens of the last draw, on the device.  The decode batch takes the next step's tokens from here."""
@@ -79,12 +82,15 @@ class ModelRunner:
 
         return KVCache(pages(), pages())
 
-    def decode_graphs(self) -> DecodeGraphs | None:
-        """Returns the graphs of decode steps before they are recorded.  The graphs hold the addresses of the KV cache.
-        The caller sets `graphs` once the graphs are recorded."""
+    def decode_graphs(self) -> DecodeGraphs | DecodeReplays:
+        """Returns the decode steps before they are recorded.  Recordings hold the addresses of the KV cache, so the
+        caller sets `graphs` once the cache is allocated."""
         rows, width = self.batch.block_table.shape
-        dtype, vocab_size = self.model.embedding.dtype, self.model.arch.vocab_size
-        return DecodeGraphs(self._decode, torch.empty(rows, vocab_size, dtype=dtype, device=self.device), width)
+        new = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
+        vocab_size = self.model.arch.vocab_size
+        if self.device.type == "cpu":
+            return DecodeReplays(self._decode, new(min(rows, MOST_REPLAYED), vocab_size), self.batch)
+        return DecodeGraphs(self._decode, new(rows, vocab_size), width)
 
     def _decode(self, inputs: StepInput) -> torch.Tensor:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
@@ -123,10 +129,16 @@ class ModelRunner:
         """Returns the logits (num_drawn, vocab_size) from which tokens are drawn.  Writes all keys and values."""
         batch = self.batch
         assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
+        if (replayed := self.replayed(step)) is not None:
+            return replayed
         inputs = step_input(batch, slice(len(batch)), spans_of(step.chunks), self.drawn)
-        if self.graphs is not None and inputs.chunks is None:
+        if isinstance(self.graphs, DecodeGraphs) and inputs.chunks is None:
             return self.graphs(inputs)
         return self.model.forward(inputs, self.cache, self.step_ops(step))
+
+    def replayed(self, step: Step) -> torch.Tensor | None:
+        """Returns the logits of a decode step on a CPU by a replay, or None if the step must run eagerly."""
+        return self.graphs(self.drawn) if isinstance(self.graphs, DecodeReplays) and not step.chunks else None
 
     def step_ops(self, step: Step) -> SimpleNamespace:
         """Returns the kernels of `step`, as functions by the op's name."""

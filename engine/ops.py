@@ -79,10 +79,13 @@ class OpSet:
         ]
 
 
-def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
+def resolve(
+    limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False, replays: bool = False
+) -> OpSet:
     """Chooses the kernels for a model, for every shape of its inputs.
 
-    `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Raises
+    `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
+    `replays` a decode step on a CPU takes C++ kernels, if the replayed step is then the faster one.  Raises
     `ValueError` with each kernel's reason if an op has no kernel for a bucket, or if a swap cannot run here.
     """
     swaps = dict(swaps or {})
@@ -106,7 +109,7 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
             elif preferred := _preferred(op, bucket, limits.device, swap, why_not):
                 able[op, bucket] = [preferred]
     if limits.device.type == "cpu":
-        able = choose_kernels(able, timed_rows, limits)
+        able = choose_kernels(able, timed_rows, limits, replays)
     return OpSet([choices[0] for choices in able.values()])
 
 

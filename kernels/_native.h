@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 using i64 = std::int64_t;
 
@@ -60,3 +61,21 @@ static inline float exponential(float x) {
         case 1: return (FUNCTION<bf16>(__VA_ARGS__), 0);        \
         default: return (FUNCTION<fp16>(__VA_ARGS__), 0);       \
     }
+
+// An argument of a recorded call: an int, an i64, a float or an address, in the first bytes of eight.
+struct Slot {
+    std::uint64_t bits;
+    template <class A> A as() const {
+        A value;
+        std::memcpy(&value, &bits, sizeof(A));
+        return value;
+    }
+};
+
+template <class... A, std::size_t... I>
+static int unpacked(int (*function)(A...), const Slot* slots, std::index_sequence<I...>) {
+    return function(slots[I].as<A>()...);
+}
+template <class... A> static int unpacked(int (*function)(A...), const Slot* slots) {
+    return unpacked(function, slots, std::index_sequence_for<A...>{});
+}

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -27,6 +28,8 @@ HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The number that stands for each dtype in a C++ function."""
+REPLAY = '#include "_native.h"\nextern "C" int replay(const Slot* slots) { return unpacked(run, slots); }\n'
+"""The second entry of each C++ file, for `_replay.py`."""
 TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
@@ -75,15 +78,53 @@ def _first_error(text: str) -> str:
     return next((line for line in text.splitlines() if "error" in line), text.strip())
 
 
+class NativeFunction:
+    """The function `run` of a C++ file."""
+
+    def __init__(self, source: Path, types: str):
+        loaded: Any = ctypes.CDLL(str(library(source)))
+        self.run, self.entry, self._types = loaded.run, ctypes.cast(loaded.replay, ctypes.c_void_p).value, types
+        self.run.restype, self.run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
+        self.name = f"{source.parent.name}/{source.stem}"
+
+    def __call__(self, *arguments: Any) -> int:
+        """Calls the function.  Returns 0, or a number that says which check of the arguments failed."""
+        if recorded is not None:
+            recorded.append((self, arguments))
+        return self.run(*arguments)  # type: ignore[no-any-return]
+
+    def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
+        """Returns those of the arguments that are addresses of tensors."""
+        typed = zip(self._types, arguments, strict=True)
+        return [value for letter, value in typed if letter == "p" and isinstance(value, int)]
+
+    def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
+        """Returns the arguments as C++ takes them in a replay: 8 bytes each, with `moved(address)` for an address."""
+        values = []
+        for letter, value in zip(self._types, arguments, strict=True):
+            if letter == "f":
+                value = int.from_bytes(struct.pack("<f", value), "little")
+            elif letter == "p" and not isinstance(value, int):
+                value = 0 if value is None else ctypes.addressof(value)
+            elif letter == "p":
+                value = moved(value)
+            values.append(value & 0xFFFF_FFFF_FFFF_FFFF)
+        return (ctypes.c_uint64 * len(values))(*values)
+
+
+Launch = tuple[NativeFunction, tuple[Any, ...]]
+"""A function and the arguments of a call."""
+recorded: list[Launch] | None = None
+"""The launches since a recording began, or None while nothing records."""
+
+
 @cache
-def built(source: Path, types: str) -> Callable[..., int]:
+def built(source: Path, types: str) -> NativeFunction:
     """Returns the function `run` of a C++ file, built for this processor.
 
     A letter of `types` per argument: i (int), n (int64), f (float), p (pointer).  Raises `ValueError` with the
     compiler's first error."""
-    run: Any = ctypes.CDLL(str(library(source))).run
-    run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
-    return run  # type: ignore[no-any-return]
+    return NativeFunction(source, types)
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
@@ -98,7 +139,7 @@ def library(source: Path) -> Path:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
     openmp = _openmp_of_torch()
     headers = (header.read_text() for header in HEADERS)
-    texts = (source.read_text(), *headers, _version(path), processor(), openmp, *OPTIONS)
+    texts = (source.read_text(), REPLAY, *headers, _version(path), processor(), openmp, *OPTIONS)
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
     target = _folder() / f"{source.parent.name}-{name}.so"
     if target.is_file():
@@ -107,14 +148,15 @@ def library(source: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as part:
         compiled, linked = Path(part) / "compiled.o", Path(part) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
-        _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", str(source), "-o", str(compiled)], source)
+        unit = f'#include "{source}"\n{REPLAY}'
+        _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
         _run([path, "-shared", str(compiled), openmp, "-o", str(linked)], source)
         linked.replace(target)
     return target
 
 
-def _run(command: list[str], source: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], source: Path, text: str = "") -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
     if done.returncode:
         raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {_first_error(done.stderr)}")
 

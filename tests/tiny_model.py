@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 
+from rooflab.engine.graphs import DecodeGraphs
 from rooflab.engine.llm import LLM
 from rooflab.engine.load.pieces import byte_characters
 from rooflab.engine.load.weights import dummy_tensors
@@ -108,8 +109,14 @@ def with_graphs(llm):
         function()
         return function
 
-    graphs = llm.runner.decode_graphs()
+    runner = llm.runner
+    rows, width = runner.batch.block_table.shape
+
+    def forward(inputs):
+        return runner.model.forward(inputs, runner.cache, runner.ops.step(len(inputs.seq_lens), 0))
+
+    graphs = DecodeGraphs(forward, torch.empty(rows, llm.arch.vocab_size, dtype=llm.dtype), width)
     with torch.inference_mode():
         graphs.record(record)
-    llm.runner.graphs = graphs
+    runner.graphs = graphs
     return llm

@@ -25,14 +25,25 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from rooflab.engine.choose.model_shapes import PRODUCTS, LargestSizes, model_inputs, packed, real, registered
+from rooflab.engine.choose.model_shapes import (
+    MOST_REPLAYED,
+    PRODUCTS,
+    LargestSizes,
+    model_inputs,
+    packed,
+    real,
+    registered,
+)
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import BUCKETS, bucket_of
 
+PREFILL = ("flash_attention_varlen", "paged_attention", "sample")
+"""The ops that are no part of a decode step from the embedding to the logits."""
 TOLERATED = 1.05
 """The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
 ROUNDS = 5
@@ -61,9 +72,13 @@ class Choice:
 
 
 def choose_kernels(
-    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
+    able: Mapping[tuple[str, str], list[Choice]],
+    rows: Mapping[tuple[str, str], int],
+    limits: LargestSizes,
+    replays: bool = False,
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the choices of each op and bucket, the fastest kernel first."""
+    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays` the buckets of decode steps
+    get C++ kernels only, if a step is faster that way."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -89,12 +104,45 @@ def choose_kernels(
     cache.keep()
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
+    if replays:
+        for upper in (limit for limit in BUCKETS if limit <= MOST_REPLAYED):
+            fastest |= replayed(bucket_of(upper), fastest, cache.times, limits.arch.num_layers)
     (product,) = set(PRODUCTS) & set(limits.ops)
     products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
     ways = _ways(products, cache.times.get(product, {}), limits)
     for bucket, choices in products.items():
         fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
     return fastest
+
+
+def replayed(
+    bucket: str, fastest: Mapping[tuple[str, str], list[Choice]], times: Times, num_layers: int
+) -> dict[tuple[str, str], list[Choice]]:
+    """Returns C++ kernels for a decode step in `bucket`, or {} if an op has none or the eager step is faster.
+
+    The time of a step is the sum of its kernels' times.  A replayed step saves the host's part of each launch, which
+    is about the least time of any launch.  An op whose kernel was asked for keeps that kernel."""
+    step = {op: choices for (op, in_bucket), choices in fastest.items() if in_bucket == bucket and op not in PREFILL}
+    timed = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
+    native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed.items()}
+    if not all(native.values()):
+        return {}
+    calls = {op: {"embedding": 1, "rmsnorm": 1, "fused_add_rmsnorm": 2 * num_layers}.get(op, num_layers) for op in step}
+    calls |= dict.fromkeys(PRODUCTS, 1)  # all products of a step are timed together
+
+    def milliseconds(kernels: Mapping[str, list[Choice]]) -> float:
+        return sum(calls[op] * times[op][bucket][kernels[op][0].kernel.name] for op in timed) / 1e3
+
+    launches = sum(calls[op] for op in step) + 4 * num_layers
+    host = launches * min((us for op in timed for us in times[op][bucket].values()), default=0.0) / 1e3
+    eager, replay = milliseconds(timed), milliseconds(native) - host
+    if replay > eager:
+        return {}
+    why = f"; a replayed step {replay:.1f} ms, an eager one {eager:.1f}"
+    return {
+        (op, bucket): [replace(choice, why=choice.why + why * (op in PRODUCTS)) for choice in choices]
+        for op, choices in native.items()
+    }
 
 
 def _ways(
@@ -110,7 +158,8 @@ def _ways(
         """For each bucket, the least time with the packings `ways`, divided by the least time with any packing."""
         ratios = []
         for bucket, choices in products.items():
-            of_all = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
+            measured = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
+            of_all = {choice.kernel.name: measured[choice.kernel.name] for choice in choices}
             allowed = (of_all[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
             ratios.append(min(allowed, default=math.inf) / min(of_all.values()))
         return ratios

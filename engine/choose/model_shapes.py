@@ -29,6 +29,8 @@ FUSED = "gemm_silu_and_mul"
 """The op that replaces `gemm` and `silu_and_mul` on CUDA, if a record of the card prefers it."""
 PRODUCTS = ("gemm", "gemm_w8a16")
 """The ops that multiply with a weight.  A model uses only one of the two ops."""
+MOST_REPLAYED = 16
+"""The most sequences of a replayed decode step on a CPU.  In larger steps the host's share is small."""
 CONTEXT = 512
 """The number of keys of each sequence in the timed calls."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.engine.graphs import DecodeGraphs
+from rooflab.engine.graphs import DecodeGraphs, DecodeReplays
 from rooflab.engine.model_runner import Draw, ModelRunner
 from rooflab.engine.sampling import SamplingTensors, on_device
 from rooflab.engine.scheduler import Step
@@ -36,7 +36,7 @@ class SpeculativeRunner(ModelRunner):
         super().allocate(num_blocks)
         self.drafter.allocate(num_blocks)
 
-    def decode_graphs(self) -> DecodeGraphs | None:
+    def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
         """Returns `ModelRunner`'s graphs, or None if the drafter reads hidden states: graphs return only logits."""
         return None if self.drafter.reads_hidden else super().decode_graphs()
 
@@ -71,7 +71,10 @@ class SpeculativeRunner(ModelRunner):
         plain, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain, [*drafted, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
-        if self.graphs is not None and inputs.chunks is None:
+        replayed = self.replayed(step) if rows is None else None
+        if replayed is not None:
+            logits = replayed
+        elif isinstance(self.graphs, DecodeGraphs) and inputs.chunks is None:
             logits = self.graphs(inputs)
         elif not drafter.reads_hidden:
             logits = self.model.forward(inputs, self.cache, ops)

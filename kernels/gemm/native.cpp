@@ -4,7 +4,7 @@
 #include "_native_multiply.h"
 
 // The weight lies in panels of PANEL columns, (N / PANEL, K, PANEL), so that every product reads it once, in order.
-constexpr i64 PANEL = 32, MOST_ROWS = 240, MOST_K = 1024;  // a block of a and the sums of a panel stay in L2
+constexpr i64 PANEL = 32, MOST_ROWS = 240, MOST_K = 1024, FEW_ROWS = 16;  // a block of a and the sums of a panel stay in L2
 
 struct Shape {
     i64 M, N, K, a, out, threads;  // a, out: strides of rows
@@ -39,7 +39,7 @@ static void product(const void* a_, const void* panels, const float* scales, con
                     const i64 depth = std::min(MOST_K, K - k);
                     const float* rows = a + from * stride_a + k;
                     const W* part = panel + k * PANEL;
-                    if (std::is_same_v<W, float> || height <= 4) {
+                    if (std::is_same_v<W, float> || height <= FEW_ROWS) {
                         multiply<12, 2>(rows, stride_a, part, PANEL, sums.data(), PANEL, height, PANEL, depth, true);
                     } else {  // many rows: the weight is converted once
                         wide.resize(MOST_K * PANEL);

@@ -1,0 +1,31 @@
+"""The kernel `native`, in C++ for the CPU: copies rows without a call of torch, so that a decode step can be replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rooflab.kernels._native import built, sizes
+from rooflab.kernels.launcher import kernel
+from rooflab.reference.embedding import SPEC
+from rooflab.reference.rules import check_values
+from rooflab.reference.spec import Arguments
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def shape(of: Arguments) -> Any:
+    """Returns the sizes and the strides in bytes, and the number of threads, that a layout needs."""
+    (V, H), nbytes = of.weight.shape, of.weight.element_size()
+    strides = (of.weight.stride(0) * nbytes, of.out.stride(0) * nbytes)
+    return sizes(len(of.token_ids), V, H * nbytes, *strides, torch.get_num_threads())
+
+
+@kernel(backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape)
+def native(token_ids: Tensor, weight: Tensor, out: Tensor, *, bound: Any) -> None:
+    """Computes `weight[token_ids]`.  Raises `ValueError` if an id is not in the table."""
+    if built(SOURCE, "pppp")(token_ids.data_ptr(), weight.data_ptr(), out.data_ptr(), bound):
+        check_values("token_ids", token_ids, 0, len(weight) - 1)
