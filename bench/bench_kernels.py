@@ -1,8 +1,9 @@
-"""The pytest-benchmark suite: times every kernel that can run here, on small cases and on the cases of SmolLM2.
+"""Times every kernel that can run here with pytest-benchmark, on small cases and on the cases of SmolLM2.
 
-`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
-the op's first small case, in a child process.  The outputs of the timed calls are judged afterwards; so are outputs for
-other data at the same addresses.  The kernels of one case form one group of the table.
+Run `pytest bench --benchmark`, or `pytest bench --benchmark -k gemm` for one op.  A kernel is timed only if it passes
+the whole check on the op's first small case, in a child process.  Afterwards the outputs of the timed calls are
+checked.  Outputs for other data at the same addresses are checked too.  The kernels of one case form one group of the
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SEED = 0
 
 
 def scheme_here(spec: OpSpec) -> str:
-    """The engine's default dtype on this device, or the op's first scheme if the op lacks that dtype."""
+    """Returns the engine's default dtype on this device, or the op's first scheme if the op lacks that dtype."""
     default = default_scheme(pick_device(None))
     return default if default in spec.schemes else spec.schemes[0]
 
@@ -51,7 +52,7 @@ def timeable() -> Iterator[Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Lists the kernels only if they are to run: a plain test run must not import every kernel to skip it."""
+    """Lists the kernels only for a benchmark run, because other test runs must not import every kernel to skip it."""
     if asked(metafunc.config):
         parameters = list(timeable())
     else:
@@ -61,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @functools.cache
 def gate(op: str, name: str) -> tuple[str, str]:
-    """Checks a kernel once, on the op's first small case with adversarial inputs; returns status and reason."""
+    """Checks a kernel once, on the op's first small case with adversarial inputs.  Returns status and reason."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
     result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
@@ -69,22 +70,22 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
-    """Checks the kernel, times it, and judges the outputs of the timed calls."""
-    spec, chosen, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
-    asked = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
-    if refusal := chosen.why_not_args(spec.make_inputs(*asked[1:3], torch.device("meta"), SEED), spec):
+    """Checks the kernel, times it, and then checks the outputs of the timed calls."""
+    spec, target, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    input_args = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
+    if refusal := target.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
         pytest.skip(str(refusal))
     status, reason = gate(op, kernel)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
-    copies = Rotation.copies(*asked, SEED)
-    rotation, first = Rotation(chosen, spec, copies), Unseen(*asked, copies, SEED)
+    copies = Rotation.copies(*input_args, SEED)
+    rotation, first = Rotation(target, spec, copies), Unseen(*input_args, copies, SEED)
 
     def afterwards() -> str | None:
-        if wrong := first.wrong({"": rotation}).get(""):
-            return wrong
-        second = Unseen(*asked, copies, SEED)
+        if fault := first.wrong({"": rotation}).get(""):
+            return fault
+        second_check = Unseen(*input_args, copies, SEED)
         for _ in copies:
             rotation()
-        return second.wrong({"": rotation}).get("")
+        return second_check.wrong({"": rotation}).get("")
 
     kernel_benchmark(rotation, cost=spec.cost_of(copies[0]), afterwards=afterwards)

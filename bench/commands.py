@@ -1,4 +1,4 @@
-"""Does the work of commands, without output: functions take selections, and return rows and records."""
+"""Does the work of the commands, and prints nothing.  Functions take selected kernels, and return rows and records."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ limit is for inputs, checks and compilation."""
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
-    """One row per kernel: op, name, role, backend, available, reason.
+    """Returns one row per kernel: op, name, role, backend, available, reason.
 
-    A missing library kernel has a row too, and so has a plug-in that cannot be imported.
-    """
+    An op without a library kernel, and a plug-in that cannot be imported, also get a row with the reason."""
     device = pick_device(None)
     serves = _settled() if device.type == "cpu" else {}
     rows: list[Row] = []
@@ -45,8 +44,8 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
             row: Row = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
-            here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
-            words = [str(reason) if reason else serves.get(kernel.id, here)]
+            run_note = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
+            words = [str(reason) if reason else serves.get(kernel.id, run_note)]
             if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
                 words.append("`rooflab check` emulates it")
             rows.append(row | {"available": reason is None, "reason": "; ".join(words)})
@@ -60,7 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Returns, for each kernel, the buckets that it serves in the last model that was loaded on this CPU."""
+    """Names, for each kernel, the size ranges in which it was fastest for the model that this CPU loaded last."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})
@@ -72,15 +71,15 @@ def _settled() -> dict[str, str]:
     texts = {name: f"fastest for {newest['model']} in {' '.join(served)}" for name, served in buckets.items()}
     unsure = {
         name
-        for op, at in newest.get("provisional", ())
+        for op, unsure_bucket in newest.get("provisional", ())
         for name in texts
-        if name.startswith(f"{op}/") and at in buckets[name]
+        if name.startswith(f"{op}/") and unsure_bucket in buckets[name]
     }
     return {name: f"{text} ({PROVISIONAL})" if name in unsure else text for name, text in texts.items()}
 
 
 def count_benches(chosen: Selection) -> int:
-    """The number of records that `run_benches` makes."""
+    """Returns the number of records that `run_benches` makes."""
     default = default_scheme(chosen.device)
     specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
     return sum(
@@ -89,7 +88,7 @@ def count_benches(chosen: Selection) -> int:
 
 
 def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
-    """The kernels of the selection, and the library kernel of each op, for comparison."""
+    """Returns, for each op, the selected kernels and the library kernels, which serve for comparison."""
     by_op = {}
     for op, kernels in chosen.kernels.items():
         library = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
@@ -105,15 +104,14 @@ def run_benches(
     into: list[Record] | None = None,
     planted_before: frozenset[tuple[str, str]] = frozenset(),
 ) -> list[Record]:
-    """Checks and times all kernels of a selection; gives each record at once to `writer`, and to `into`.
+    """Checks and times all selected kernels.  Gives each record at once to `writer`, and to the list `into`.
 
-    `planted_before` has the ids and schemes of earlier checks with adversarial inputs.  Records that `into` holds at
-    the start are not measured again.  With a time limit, each kernel gets its share of the limit, at most the budget;
-    and `ContextBroken` is raised if a kernel has broken the CUDA context.
-    """
+    `planted_before` has the ids and schemes of kernels that were checked before with adversarial inputs.  Records that
+    are in `into` at the start are not measured again.  With a time limit, each kernel gets a share of the limit, at
+    most the budget.  `ContextBroken` is raised if there is a limit and a kernel has broken the CUDA context."""
     check_caches()
     records = [] if into is None else into
-    ends = time.monotonic() + settings.limit_s
+    deadline = time.monotonic() + settings.limit_s
     measured = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
     share_s = max(LEAST_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
     settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, share_s))
@@ -125,7 +123,7 @@ def run_benches(
                 for case in chosen.cases_of(spec)
                 if any((op, kernel.name, case.id, scheme.name) not in measured for kernel in kernels)
             ]
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 return records
             planted = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
             run = Measurement(spec, scheme, settings, writer.run_id, planted_before=planted)
@@ -133,13 +131,13 @@ def run_benches(
                 writer.write(record)
                 records.append(record)
                 advance(f"{op}/{record.kernel} {record.case_id}")
-                if (number + 1) % len(kernels) == 0 and time.monotonic() > ends:
+                if (number + 1) % len(kernels) == 0 and time.monotonic() > deadline:
                     break
     return records
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
-    """The records at `path`, or of the newest local run if `path` is None; and the folder for the figures."""
+    """Returns the records at `path`, by default of the newest local run.  Also returns the folder for figures."""
     if path is None:
         files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         runs = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
@@ -159,7 +157,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[Drawing, str | None]:
-    """The bound of every kernel on a GPU, and a note if the name `gpu` fits several GPUs."""
+    """Returns the lower bound of every kernel's time on a GPU, and a message if the name `gpu` fits several GPUs."""
     device, note = resolve(gpu)
     for op in ops:
         registry.get_op(op).get_cases(suite)
@@ -168,20 +166,21 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Places the records of `name` under a GPU's roofs, and returns notes.  Emulated calls have their counted bytes;
-    benchmarks have their times if such a GPU took them.  Raises `ValueError` if no record can be placed."""
+    """Places records in the roofline plot of a GPU; returns the plot and messages.  Emulated calls use their counted
+    bytes, benchmarks their times if such a GPU was used.  Raises `ValueError` with `name` if no record can be placed.
+    """
     device, note = resolve(gpu)
     points, unplaced = placed_on(records, device)
     if not points:
         expected = "records of the emulator, or benchmarks with a cost that this GPU can do"
-        why = f": {unplaced[0]}" if unplaced else ""
-        raise ValueError(f"records: expected {expected}, got none in {name}{why}")
+        reason = f": {unplaced[0]}" if unplaced else ""
+        raise ValueError(f"records: expected {expected}, got none in {name}{reason}")
     notes = [note] if note else []
     imported = any("imported" in record.environment for record in records)
     if all(point.seconds is None for point in points):
         lacks = "no GPU, which `import --column gpu==h100` names"
         cards = {str((record.environment.get("gpu") or {}).get("name") or lacks) for record in records}
-        why = f" (its records name {', '.join(sorted(cards))})" if imported else ""
-        notes.append(f"nothing in {name} was measured on {device.full_name}{why}, so these are bounds")
+        reason = f" (its records name {', '.join(sorted(cards))})" if imported else ""
+        notes.append(f"nothing in {name} was measured on {device.full_name}{reason}, so these are bounds")
     suffix = ", imported times" if imported and any(point.seconds for point in points) else ""
     return Drawing(points, [device.ceilings()], device.name + suffix, unplaced=unplaced), notes

@@ -1,4 +1,4 @@
-"""Runs everything that Rooflab does once on this machine, the most valuable part first, and writes a summary."""
+"""Runs every part of Rooflab once on this machine, the most valuable part first, and writes a summary."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ NEXT = (
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
-    """Answers a real prompt, then checks, times and plots every kernel; all results go to one folder.
+    """Answers a real prompt, then checks, times and plots every kernel.  All results go to one folder.
 
-    `smoke` takes fewer prompts and tokens.  Returns the content of `summary.json`.
-    """
+    With `smoke`, uses fewer prompts and tokens.  Returns the content of `summary.json`."""
     with show.waiting("fetching the model"):
         fetch()  # first, because without the model minutes of work would end without a summary
     folder = out or result_folder()
@@ -86,13 +85,13 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     engine, ops = _run_engine(writer, smoke)
     results, records = _run_kernels(writer, smoke)
     checks, scheme = summarize_checks(results), default_scheme(pick_device(None))
-    wrong = sum(int(row["failed"]) for row in checks)
-    noisy = sum(record.status == "NOISY" for record in records)
+    wrong_count = sum(int(row["failed"]) for row in checks)
+    noisy_count = sum(record.status == "NOISY" for record in records)
     show.line(
-        f"\n{sum(int(row['ok']) for row in checks)} checks right, {wrong} wrong; {LEFT_OUT.format(scheme=scheme)}"
+        f"\n{sum(int(row['ok']) for row in checks)} checks right, {wrong_count} wrong; {LEFT_OUT.format(scheme=scheme)}"
     )
-    if noisy:
-        show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
+    if noisy_count:
+        show.line(f"{noisy_count} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
     sentences = findings(records, partial(served_by_engine, ops))
     for text in sentences:
         show.line(text, "yellow")
@@ -100,9 +99,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         figures = draw_records(records, folder)
         report = write_report([folder], folder / "report.html", "The lab on this machine")
     summary = {
-        "wrong": wrong,
+        "wrong": wrong_count,
         "statuses": sorted(({result.status for result in results} | {record.status for record in records}) - {"NOISY"}),
-        "noisy": noisy,
+        "noisy": noisy_count,
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
         "findings": sentences,
@@ -113,17 +112,17 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "engine": engine,
     }
     write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
-    drawn = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
-    show.line(f"\n3 roofline  {drawn or 'none: every time is NOISY'}", "bold")
+    png_paths = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
+    show.line(f"\n3 roofline  {png_paths or 'none: every time is NOISY'}", "bold")
     show.line(f"  report    {report.file}")
     show.line(f"  all       {folder / 'summary.json'}, after {summary['seconds']:.0f} s")
     show.line("\nnext:")
-    show.pairs([(command, why) for command, why in NEXT])
+    show.pairs([(command, reason) for command, reason in NEXT])
     return summary
 
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
-    """Checks and times every kernel, op by op; prints a line for each op as soon as its checks and times are done."""
+    """Checks and times every kernel, op by op.  Prints a line for each op as soon as its checks and times are done."""
     device, environment = pick_device(None), Environment.now()
     suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
     results: list[CheckResult] = []
@@ -133,19 +132,19 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     check = Checkers(device)
     for op, spec in registry.ops().items():
         scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
-        asked = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
+        checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
         case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
         benched = Selection.of(op, None, [], [case.id], [scheme], None)
-        with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
+        with show.progress(op, len(checks) + count_benches(benched), ended=False) as advance:
             op_results = []
-            for place, result in check.each(asked):
-                writer.write(result.record(asked[place].kernel, writer.run_id, environment))
+            for index, result in check.each(checks):
+                writer.write(result.record(checks[index].kernel, writer.run_id, environment))
                 op_results.append(result)
                 advance(result.kernel)
-            wrong = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
-            names = {result.kernel for result in op_results if result.status == "OK"} - wrong
-            right = frozenset((f"{op}/{name}", scheme) for name in names)
-            timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right)
+            wrong_names = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
+            names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
+            right_kernels = frozenset((f"{op}/{name}", scheme) for name in names)
+            timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right_kernels)
         _show_op(op, op_results, timed)
         results += op_results
         records += timed
@@ -153,7 +152,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
 
 
 def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
-    """Keeps only the first fitting case of a kernel that Triton's interpreter runs, which takes seconds for a case."""
+    """Keeps only the first fitting case (sizes) of a kernel that Triton's interpreter runs: a case takes seconds."""
     first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
     slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
     return [item for item in checks if item.kernel not in slow or item.case == (first[item.kernel] or item.case)]
@@ -164,8 +163,8 @@ def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record])
     best = row.get("best")
     roof = next((record.bound_fraction for record in records if record.kernel == best), None)
     times = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
-    ratio, right = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
-    show.line(ROW.format(op, *times[:2], best or "-", times[2], ratio, "" if roof is None else f"{roof:.0%}", right))
+    ratio, ok_count = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
+    show.line(ROW.format(op, *times[:2], best or "-", times[2], ratio, "" if roof is None else f"{roof:.0%}", ok_count))
     for result in results:
         if result.status not in ("OK", *NOT_RUN):
             show.line(f"  {result.describe()}", "red")
@@ -175,40 +174,40 @@ def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record])
 
 
 def _short(ms: float | str | None) -> str:
-    """A time as text, with `~` before a NOISY time."""
+    """Returns a time as text, with `~` before a NOISY (unreliable) time."""
     return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else digits(ms)
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A row for each op, at its largest case: the times of the naive, the library and the fastest kernel, and the
-    fastest kernel's speed-ups. Kernels that failed their check or were not timed do not count; a NOISY time is shown as
-    such, is never the fastest, and gives no speed-up."""
+    """Returns a row for each op, at its largest case: the times of the naive, the library and the fastest kernel, and
+    the fastest kernel's speed-ups.  Kernels that failed their check or were not timed do not count.  A NOISY
+    (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
     rows = []
     timed = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
     times = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "OK"}
-    noisy = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "NOISY"}
+    noisy_ms = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "NOISY"}
     for op, case in {record.op: record.case_id for record in timed if record.latency_median_ms}.items():
-        ms_of = {kernel: ms for (of, kernel), ms in times.items() if of == op and ms}
-        best = min(ms_of, key=lambda kernel: ms_of[kernel]) if ms_of else None
+        kernel_ms = {kernel: ms for (kernel_op, kernel), ms in times.items() if kernel_op == op and ms}
+        best = min(kernel_ms, key=lambda kernel: kernel_ms[kernel]) if kernel_ms else None
         row: dict[str, Any] = {"op": op, "case": case}
         for name in ("naive", "library"):
-            unsure = noisy.get((op, name))
-            row[f"{name}_ms"] = ms_of.get(name) if unsure is None else f"{digits(unsure)} NOISY"
-        row |= {"best": best, "best_ms": ms_of[best] if best else None}
+            unsure = noisy_ms.get((op, name))
+            row[f"{name}_ms"] = kernel_ms.get(name) if unsure is None else f"{digits(unsure)} NOISY"
+        row |= {"best": best, "best_ms": kernel_ms[best] if best else None}
         for name in ("library", "naive"):
-            row[f"vs_{name}"] = f"{ms_of[name] / ms_of[best]:.2f}x" if best and name in ms_of else None
+            row[f"vs_{name}"] = f"{kernel_ms[name] / kernel_ms[best]:.2f}x" if best and name in kernel_ms else None
         rows.append(row)
     return rows
 
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
-    """The kernel that the engine took for a step of this case's size; None if the engine does not use the op."""
-    place = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
-    return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == place), None)
+    """Returns the kernel that the engine chose for a step of this size, or None if the engine does not use the op."""
+    choice_key = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
+    return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == choice_key), None)
 
 
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
-    """Answers the first prompt alone, and then all prompts at once; returns the results and the engine's kernels."""
+    """Answers the first prompt alone, and then all prompts at once.  Returns the results and the engine's kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("1 engine    loading the model"):

@@ -1,8 +1,8 @@
-"""Runs any command of Rooflab from a bare source checkout: `python bench/run_from_checkout.py suite --only gemm`.
+"""Runs any command of Rooflab from a source checkout: `python bench/run_from_checkout.py suite --only gemm`.
 
-Rooflab need not be installed, and no network is needed.  `build/checkout/rooflab` links to the five source folders, and
-is on the path of the command and its child processes.  The wheels in `wheelhouse/` (`make wheelhouse`) are unpacked
-into `build/`.  torch and triton must be installed.  This file uses only the standard library.
+Rooflab need not be installed, and no network is needed.  `build/checkout/rooflab` contains links to the five source
+folders.  It is on the import path of the command and its child processes.  The wheels in `wheelhouse/` (`make
+wheelhouse`) are unpacked into `build/`.  torch and triton must be installed.  This file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def build_folder(root: Path) -> Path:
-    """Returns `build/`, which git ignores, or a temporary folder if the checkout is read-only."""
+    """Returns the folder `build/`, which git ignores.  If the checkout is read-only, returns a temporary folder."""
     folder = root / "build"
     with suppress(OSError):  # a checkout on a read-only disk
         folder.mkdir(exist_ok=True)
@@ -28,7 +28,7 @@ def build_folder(root: Path) -> Path:
 
 
 def namespace(root: Path, build: Path) -> Path:
-    """Makes a folder with a package `rooflab`, which consists of links to the five source folders of `root`."""
+    """Makes a folder that contains a package `rooflab`: links to the five source folders of `root`."""
     checkout = build / "checkout"
     (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
     (checkout / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
@@ -43,7 +43,7 @@ def namespace(root: Path, build: Path) -> Path:
 
 
 def carried(wheelhouse: Path, build: Path) -> Path | None:
-    """Unpacks the wheels of `wheelhouse` once, and returns their folder; None if there is no wheel."""
+    """Unpacks the wheels in `wheelhouse` once.  Returns the folder, or None if there are no wheels."""
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
         return None
@@ -52,23 +52,23 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
     if unpacked.is_dir():
         return unpacked
     with tempfile.TemporaryDirectory(dir=build) as folder:
-        part = Path(folder) / "site"
+        site_dir = Path(folder) / "site"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        pip += ["--disable-pip-version-check", "--no-cache-dir", "--root-user-action=ignore", "--target", str(part)]
-        done = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"wheelhouse: pip cannot unpack it: {done.stderr.strip()[-500:]}")
+        pip += ["--disable-pip-version-check", "--no-cache-dir", "--root-user-action=ignore", "--target", str(site_dir)]
+        process = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
+        if process.returncode:
+            raise SystemExit(f"wheelhouse: pip cannot unpack it: {process.stderr.strip()[-500:]}")
         if not unpacked.is_dir():
-            part.replace(unpacked)
+            site_dir.replace(unpacked)
     return unpacked
 
 
 def main() -> None:
-    """Replaces this process by the command, with `rooflab` and the unpacked wheels on the command's path."""
+    """Replaces this process by the command, with `rooflab` and the unpacked wheels on its import path."""
     build = build_folder(ROOT)
     paths = [namespace(ROOT, build), carried(ROOT / "wheelhouse", build)]
-    before = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([before] if before else [])])
+    old_path = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([old_path] if old_path else [])])
     # A new process, because this one's path begins with bench/, whose folders would hide packages of the same name.
     os.execve(
         sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]], {**os.environ, "PYTHONPATH": path}

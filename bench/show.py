@@ -1,4 +1,4 @@
-"""Writes to the terminal with Rich: tables, progress and plain lines."""
+"""Prints tables, progress and plain lines to the terminal with Rich."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Inside the `with` block, prints only the result as JSON if `as_json`, and only tables and lines otherwise."""
+    """Prints only the result as JSON inside the `with` block if `as_json`, and only tables and lines otherwise."""
     global out, _as_json
-    before = out
+    old_console = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
     try:
         yield
     finally:
-        out, _as_json = before, False
+        out, _as_json = old_console, False
 
 
 def beside_json() -> None:
-    """Sends tables and lines to standard error if standard output is for JSON."""
+    """Sends tables and lines to standard error, if standard output is reserved for JSON."""
     global out
     out = err if _as_json else out
 
 
 def result(value: Any) -> None:
-    """Prints all that a command found as JSON, if the user asked for JSON."""
+    """Prints the whole result of a command as JSON, if the user requested JSON."""
     if _as_json:
         print(json.dumps(plain(value), indent=2, allow_nan=False))
 
@@ -61,42 +61,41 @@ def result(value: Any) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
 ) -> None:
-    """Prints a table of `rows`; `filled` omits empty columns; numbers are right-aligned, with three digits.
+    """Prints `rows` as a table.  `filled` omits empty columns.  Numbers are right-aligned, with three digits.
 
-    If the terminal is narrow, texts are folded; if that is not enough, each row becomes lines of names and values. No
-    number is cut.
-    """
+    In a narrow terminal, texts are folded.  If this does not suffice, each row is printed as lines of names and values.
+    Numbers are never cut."""
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(name), *(row[place].cell_len for row in cells), 0) for place, name in enumerate(columns)]
+    widths = [max(len(name), *(row[index].cell_len for row in cells), 0) for index, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
-    between = GAP * (len(columns) - 1)
+    gap_width = GAP * (len(columns) - 1)
     if (
-        between + sum(width if fixed else min(width, TEXT) for width, fixed in zip(widths, numeric, strict=True))
+        gap_width + sum(width if fixed else min(width, TEXT) for width, fixed in zip(widths, numeric, strict=True))
         > out.width
     ):
         return _as_lines(columns, cells, numeric, head)
-    drawn = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
+    grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for name, number in zip(columns, numeric, strict=True):
-        fixed = number or (sum(widths) + between <= out.width and name not in ("reason", "why", "case"))
-        drawn.add_column(Text(name), justify="right" if number else "left", no_wrap=fixed, overflow="fold")
+        fixed = number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
+        grid.add_column(Text(name), justify="right" if number else "left", no_wrap=fixed, overflow="fold")
     for row in cells:
-        drawn.add_row(*row)
-    out.print(drawn)
+        grid.add_row(*row)
+    out.print(grid)
 
 
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each row as a line with its first texts, followed by lines with the names and values of other columns."""
+    """Prints each row as a line with its first texts, then lines with the names and values of other columns."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
     for row in cells:
         line("  ".join(cell.plain for cell in row[:keys] if cell.plain), "bold")
-        named = (f"{name}\xa0{cell.plain}" for name, cell in zip(columns[keys:], row[keys:], strict=True) if cell.plain)
-        wrapped = textwrap.wrap("  ".join(named), max(out.width, 20), initial_indent="  ", subsequent_indent="  ")
+        texts = (f"{name}\xa0{cell.plain}" for name, cell in zip(columns[keys:], row[keys:], strict=True) if cell.plain)
+        wrapped = textwrap.wrap("  ".join(texts), max(out.width, 20), initial_indent="  ", subsequent_indent="  ")
         line("\n".join(wrapped).replace("\xa0", " "))
 
 
@@ -117,21 +116,21 @@ def _cell(column: str, value: Any) -> Text:
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
     """Prints labels and values, one pair per line."""
     head = None if title is None else Text(visible(title))
-    drawn = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
-    drawn.add_column(style="dim", no_wrap=True)
-    drawn.add_column(overflow="fold")
+    grid = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
     for label, value in rows:
-        drawn.add_row(Text(visible(label)), Text(visible(value, keep="\n\t")))
-    out.print(drawn)
+        grid.add_row(Text(visible(label)), Text(visible(value, keep="\n\t")))
+    out.print(grid)
 
 
 def line(text: str = "", style: str | None = None) -> None:
-    """Prints `text` as it is: no character is taken as markup, as an emoji or as a terminal command."""
+    """Prints `text` unchanged: nothing in it is interpreted as markup, as an emoji or as a terminal command."""
     out.print(visible(text, keep="\n\t"), style=style, markup=False, soft_wrap=True)
 
 
 def piece(text: str) -> None:
-    """Prints `text` at once, without a line end."""
+    """Prints `text` immediately, without a newline at its end."""
     if not out.quiet:
         out.file.write(text)  # without Rich, which would turn `:smile:` into a picture and tabs into blanks
         out.file.flush()
@@ -143,27 +142,26 @@ def error(text: str) -> None:
 
 
 def note(text: str | None) -> None:
-    """Prints `text`, if there is any, on standard error, so that standard output holds only results."""
+    """Prints `text` on standard error if it is not empty.  So standard output contains only results."""
     if text:
         err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> Iterator[Any]:
-    """Shows a progress bar on standard error; yields `advance(text)`, which the caller calls once for each item.  If
-    `ended`, a line with the time follows.
+    """Shows a progress bar on standard error.  Yields the function `advance(text)`, which the caller calls once for
+    each item. If `ended` is true, a line with the total time follows.
 
-    With `lines`, the text of each item stays on its own line, unless the result is JSON. If standard error is not a
-    terminal, a line every `BEAT_S` seconds says how many items are done.
-    """
-    began, done = time.monotonic(), 0
+    If `lines` is true, the text of each item is printed on its own line, unless the result is JSON. If standard error
+    is not a terminal, a line with the number of finished items is printed every `BEAT_S` seconds."""
+    start_s, done = time.monotonic(), 0
 
     def state() -> str:
-        return f"{what.strip()}: {done} of {total} in {time.monotonic() - began:.0f} s"
+        return f"{what.strip()}: {done} of {total} in {time.monotonic() - start_s:.0f} s"
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = TextColumn("{task.fields[now]}", style="dim", markup=False)
-    with _beating(state), Progress(*columns, shown, console=err, transient=True, disable=not err.is_terminal) as bar:
+    current = TextColumn("{task.fields[now]}", style="dim", markup=False)
+    with _beating(state), Progress(*columns, current, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=total, now="")
 
         def advance(text: str) -> None:
@@ -180,19 +178,19 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Shows a spinner on standard error during long work, or, without a terminal, a line every `BEAT_S` seconds."""
-    began = time.monotonic()
-    with _beating(lambda: f"{what.strip()}: {time.monotonic() - began:.0f} s"), err.status(what):
+    """Shows a spinner on standard error during long work.  Without a terminal, prints a line every `BEAT_S` seconds."""
+    start_s = time.monotonic()
+    with _beating(lambda: f"{what.strip()}: {time.monotonic() - start_s:.0f} s"), err.status(what):
         yield
 
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """If standard error is not a terminal, prints `state()` there every `BEAT_S` seconds."""
-    ended = threading.Event()
+    """Prints `state()` on standard error every `BEAT_S` seconds, if standard error is not a terminal."""
+    end_event = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(BEAT_S):
+        while not end_event.wait(BEAT_S):
             note(state())
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -201,13 +199,13 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        end_event.set()
         if thread.ident is not None:
             thread.join()
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Prints times by op and case; then kernels that were not timed, with the reason; then a line per failure."""
+    """Prints the times by op and case, then kernels without a time and the reason, then one line per failure."""
     timed = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
     status = ("status",) if any(row["status"] == "NOISY" for row in timed) else ()
     times = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
@@ -216,14 +214,14 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
     noisy = [row for row in rows if row["status"] == "NOISY"]
     noted = [row for row in rows if row["status"] == "OK" and row["reason"]]
-    for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
+    for kind, subset, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
         alike: dict[str, list[Mapping[str, Any]]] = {}
-        for row in others:  # NOISY readings with one cause differ only in the numbers
-            alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
+        for row in subset:  # NOISY readings with one cause differ only in the numbers
+            alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
         for group in alike.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
             suffix = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
-            line(f"{what}: {', '.join(names)}: {group[0]['reason']}{suffix}", style)
+            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{suffix}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:

@@ -1,4 +1,4 @@
-"""The tensors of a decode step, which are kept between steps and changed in place.
+"""Keeps the tensors of a decode step between steps, and changes them in place.
 
 To rebuild block tables for every step would cost milliseconds of Python at 256 sequences.  Instead a step adds 1 to all
 positions, and changes one row for each sequence that joins, leaves or gets a page.
@@ -32,7 +32,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends `sequence`.  The next step computes its last token, which has the index `source` in the last draw."""
+        """Appends `sequence`.  The next step computes its last token: the token `source` of the last draw."""
         row = len(self.rows)
         self.rows.append(sequence)
         sequence.row = row
@@ -49,11 +49,11 @@ class DecodeBatch:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes `sequence`.  The last row of the batch moves into the free row."""
-        row, moved = sequence.row, self.rows.pop()
-        if moved is not sequence:
+        row, last_sequence = sequence.row, self.rows.pop()
+        if last_sequence is not sequence:
             for array in (self.source, self.positions, self.block_table, self.num_blocks):
                 array[row] = array[len(self.rows)]
-            self.rows[row], moved.row = moved, row
+            self.rows[row], last_sequence.row = last_sequence, row
         sequence.row = -1
 
     def prepare(self) -> None:

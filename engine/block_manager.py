@@ -13,12 +13,11 @@ Key = tuple[int, tuple[int, ...]]
 class BlockManager:
     """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
-    A page is held by one or more sequences, or cached, or free.  No sequence holds a cached page, but its content may
-    be used again.  A full page is published once it is computed: its content gets a number.  The key of a page is the
-    number of the content before the page, with the page's tokens.  So one lookup per page finds the longest published
-    prefix.  Two prefixes are never confused, because a dictionary compares whole keys, not hashes.  The cached page
-    that was not used for longest is given away first.  A prefix loses its last page before its first page.
-    """
+    A page is free, cached, or held by one or more sequences.  No sequence holds a cached page, but its content may be
+    used again.  A full page is published once it is computed: its content gets a number.  The key of a page has two
+    parts: the number of the content before the page, and the page's tokens.  So one lookup per page finds the longest
+    published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If no page is
+    free, the least recently used cached page is given away.  A prefix loses its last page before its first page."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
@@ -40,12 +39,12 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """The number of pages that no sequence holds."""
+        """Returns the number of pages that no sequence holds."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """The number of cached pages: no sequence holds them, and their content may be used again."""
+        """Returns the number of cached pages: no sequence holds them, and their content may be used again."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -103,9 +102,8 @@ class BlockManager:
             contents.append(published[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes from `sequence` the pages behind its first `num_tokens` tokens.  These pages were for a draft, so that
-        no other sequence holds them, and their content is not published.  `released` stays the same, because a sequence
-        that did not fit before the draft still does not fit."""
+        """Takes the pages behind the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
+        neither shared nor published.  `released` stays the same: a sequence that did not fit still does not fit."""
         first = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first:]):
             self._holders[block] = 0

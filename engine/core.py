@@ -15,12 +15,11 @@ class Core:
     """Runs steps until every submitted sequence has ended.
 
     With `overlap` the device never waits for the host.  A step is scheduled, built and launched before the tokens of
-    the previous step are read.  The device itself passes these tokens from step to step.  A sequence that a stop token
-    ends has then drawn one token too many, which is dropped.  An end by length is known in advance.  If the next draw
-    depends on earlier tokens (penalties, log-probabilities), the tokens of a step are read at once.
+    the previous step are read.  The device itself passes these tokens from step to step.  If a stop token ends a
+    sequence, the sequence has already drawn one more token, which is dropped.  An end by length is known in advance.
+    If the next draw depends on earlier tokens (penalties, log-probabilities), the tokens of a step are read at once.
 
-    With a `speculator` a step may give a sequence several tokens, which are read at once.
-    """
+    With a `speculator` a step may give a sequence several tokens, which are read at once."""
 
     scheduler: Scheduler
     runner: ModelRunner
@@ -32,7 +31,7 @@ class Core:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence waits, runs, or has a token that was not read yet."""
+        """Returns whether any sequence waits, runs, or has a token that was not read yet."""
         return self.scheduler.has_work or any(sequence.finish_reason is None for sequence in self._expected)
 
     @property
@@ -40,7 +39,7 @@ class Core:
         return self._unread.sequences if self._unread else []
 
     def unfinished(self) -> list[Sequence]:
-        """Returns the sequences that wait, that run, or whose last token was not read yet."""
+        """Returns the unfinished sequences: they wait, they run, or their last token was not read yet."""
         sequences = dict.fromkeys([*self.scheduler.waiting, *self.scheduler.running, *self._expected])
         return [sequence for sequence in sequences if sequence.finish_reason is None]
 
@@ -64,20 +63,20 @@ class Core:
             for sequence in step.preempted:
                 self.runner.leave(sequence)
             if self.speculator is not None:
-                got = self.speculator.step(scheduler, step, self._computed)
-                if ended := [sequence for sequence in dict.fromkeys(got) if sequence.finish_reason is not None]:
+                sequences = self.speculator.step(scheduler, step, self._computed)
+                if ended := [sequence for sequence in dict.fromkeys(sequences) if sequence.finish_reason is not None]:
                     self._remove(ended)
-                return got
+                return sequences
             draw = self.runner.run(step)
-        got = self._read()
+        sequences = self._read()
         if self.last is not None:
             self._computed(self.last)
         if draw is not None:
             self._unread = draw
             self._expect(draw.sequences)
             if draw.read_at_once or not self.overlap:
-                got += self._read()
-        return got
+                sequences += self._read()
+        return sequences
 
     def _computed(self, step: Step) -> None:
         for chunk in step.chunks:
@@ -110,13 +109,13 @@ class Core:
         """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""
         if self._unread is None:
             return []
-        got: list[Sequence] = []
+        sequences: list[Sequence] = []
         ended: list[Sequence] = []
         for sequence, token in zip(self._unread.sequences, self._unread.tokens(), strict=True):
             if sequence.finish_reason is not None:
                 continue
             sequence.append(token)
-            got.append(sequence)
+            sequences.append(sequence)
             if sequence.finish_reason is None or len(sequence.token_ids) >= sequence.max_length:
                 continue  # it goes on, or has left already
             if sequence.row < 0:  # it lost its pages since, and waits
@@ -126,7 +125,7 @@ class Core:
         if ended:
             self._remove(ended)
         self._unread = None
-        return got
+        return sequences
 
     def _remove(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -134,7 +133,7 @@ class Core:
         self.scheduler.finish(sequences)
 
     def abort(self, sequences: list[Sequence]) -> None:
-        """Removes those of `sequences` that have not ended, whether they wait or run."""
+        """Removes the sequences in `sequences` that have not ended, whether they wait or run."""
         for sequence in sequences:
             if sequence.finish_reason is None:
                 self.runner.leave(sequence)
@@ -142,7 +141,7 @@ class Core:
                 sequence.finish_reason = "abort"
 
     def forget(self) -> None:
-        """Lets every sequence that has not ended wait again.  All its tokens are then computed again from the first."""
+        """Makes every unfinished sequence wait again.  Its tokens are then computed again from the first token."""
         for sequence in list(self.runner.batch.rows):  # also those that a broken step preempted
             self.runner.leave(sequence)
         unfinished = self.unfinished()

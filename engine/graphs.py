@@ -1,6 +1,6 @@
-"""Decode steps that are recorded: one call replays all kernels of a step, from the embedding to the logits.
+"""Records decode steps.  One call replays all kernels of a step, from the embedding to the logits.
 
-On CUDA a recording is a CUDA graph, on a CPU a list of C++ launches (`kernels/_replay.py`)."""
+On CUDA a recording is a CUDA graph.  On a CPU it is a list of C++ launches (`kernels/_replay.py`)."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Returns the batch sizes for which a graph is recorded: 1, 2, 4, 8, the multiples of 16, and `most`."""
+    """Returns the batch sizes that get a graph: 1, 2, 4, 8, the multiples of 16 below `most`, and `most` itself."""
     return sorted({size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most} | {most})
 
 
 class DecodeGraphs:
-    """The model's `forward` for decode steps of up to `max_num_seqs` sequences, with one graph for each of
-    `batch_sizes`.
+    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, with one graph for each of `batch_sizes`.
 
-    A batch between two sizes takes the graph of the larger size.  The padded rows have no keys (length 0) and write to
-    no slot (-1).  So they change nothing, and their logits are dropped.  Every graph has the full width of the block
-    table.  All graphs share `logits` (max_num_seqs, vocab_size): separate logits take 2,191 rows for 256 sequences."""
+    A batch between two sizes uses the graph of the larger size.  The padded rows have length 0 (no keys) and slot -1
+    (no write to the cache), so they change no result.  Their logits are dropped.  Every graph has the full width of the
+    block table.  All graphs write to one tensor `logits` `[max_num_seqs, vocab_size]`: separate tensors would need
+    2,191 rows for 256 sequences."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
-        most, device = len(logits), logits.device
+        max_rows, device = len(logits), logits.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        table = zeros(most, max_blocks, dtype=torch.int32)
-        lengths = zeros(most, dtype=torch.int32)
+        table = zeros(max_rows, max_blocks, dtype=torch.int32)
+        lengths = zeros(max_rows, dtype=torch.int32)
         self._forward = forward
-        self._columns = (zeros(most), zeros(most), zeros(most) - 1, table, lengths)  # as in StepInput
+        self._columns = (zeros(max_rows), zeros(max_rows), zeros(max_rows) - 1, table, lengths)  # as in StepInput
         self._logits = logits
         self._replays: dict[int, Callable[[], None]] = {}
 
     def record(self, record: Record) -> None:
-        """Records all graphs, the largest first, because the memory of the largest is enough for the others."""
+        """Records all graphs, the largest first.  The smaller graphs then reuse the memory of the largest graph."""
         for size in batch_sizes(len(self._logits))[::-1]:
             self._replays[size] = record(partial(self.step, size))
         self._replays = dict(sorted(self._replays.items()))
@@ -74,25 +74,25 @@ class DecodeGraphs:
 
 
 class DecodeReplays:
-    """Decode steps of up to `MOST_REPLAYED` sequences on a CPU, each size with a recording of its own.
+    """Replays decode steps on a CPU.  There is one recording for each number of sequences and of threads.
 
-    A size is recorded at its first step, because a recording takes 10 ms.  Other threads need another recording.  The
-    inputs are the arrays of `batch` themselves, so that a step copies only the token ids.  `forward` computes a step's
-    logits (n, vocab_size), and `logits` (up to `MOST_REPLAYED`, vocab_size) is the memory for them."""
+    A recording is made at the first step that needs it, in about 20 ms.  The step reads the arrays of `batch` in place
+    and copies only the token ids.  `forward` computes the logits `[n, vocab_size]` of n sequences.  `logits`
+    `[rows, vocab_size]` is the memory for the results.  Steps with more sequences than `rows` are not replayed."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
         self.recordings: dict[tuple[int, int], Recording] = {}
-        """The recordings by number of sequences and number of threads."""
+        """Maps the number of sequences and of threads to a recording."""
         self.refusals: dict[str, str] = {}
-        """The reasons why steps cannot be recorded, by bucket of the number of sequences."""
+        """Maps a bucket to the reason why its steps cannot be recorded."""
         self._forward = forward
         self._logits = logits
         self._batch = batch
         self._ids = torch.zeros(len(logits), dtype=torch.int64)
 
     def __call__(self, drawn: torch.Tensor) -> torch.Tensor | None:
-        """Returns the logits of the batch's next decode step, which the next call overwrites; or None if the step must
-        run eagerly.  `drawn` (num_drawn,) int64 holds the tokens of the previous draw."""
+        """Returns the logits of the next decode step, or None if the step must run eagerly.  The next call overwrites
+        the logits.  `drawn` `[num_drawn]` int64 holds the tokens of the previous draw."""
         n = len(self._batch)
         if not 0 < n <= len(self._logits) or (self.refusals and bucket_of(n) in self.refusals):
             return None
@@ -122,10 +122,10 @@ class DecodeReplays:
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
-    """Records `function` as a CUDA graph and returns the graph's replay.  Calls `function` once before, because first
-    calls compile kernels and allocate workspaces.
+    """Records `function` as a CUDA graph and returns a function that replays the graph.  First calls `function` once,
+    because a first call compiles kernels and allocates workspaces.
 
-    Raises `ValueError` if `function` waits for the device, because such a call cannot be captured."""
+    Raises `ValueError` if `function` waits for the device, because CUDA cannot capture such a wait."""
     function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""The engine's interface: the class `LLM` takes prompts and returns text, with the time of each token."""
+"""Defines the class `LLM`, which takes prompts and returns text, with the time of each token."""
 
 from __future__ import annotations
 
@@ -41,25 +41,24 @@ __all__ = ["DEFAULT_MODEL", "LLM", "Completion", "RequestOutput", "SamplingParam
 
 
 class LLM:
-    """A language model that generates with Rooflab's kernels.
+    """Generates text with a language model that runs on Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True`, `model` may be any preset: weights are then random, and a token's text is its id (`Numbers`).  `dtype`
-    is float32, bfloat16, float16 or, on a CPU, int8 (only the weights of products are int8, the rest is bfloat16).
-    None means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel that the op must use.
-    `interpret` allows Triton kernels on the CPU.  Decode steps are recorded and replayed, on CUDA as CUDA graphs, unless
-    `enforce_eager` is set.  With `overlap` a step is launched before the tokens of the previous step are read (`Core`); None sets
-    `overlap` on CUDA only.  With `pdl` a kernel of a graph may start while the kernel before it ends
-    (`kernels/_pdl.py`).
+    `dummy=True`, `model` may be any preset: the weights are random, and the text of a token is its id (`Numbers`).
+    `dtype` is float32, bfloat16, float16 or, on a CPU, int8.  With int8 the weights of the linear layers are int8, and
+    the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel
+    that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded once and replayed
+    (`graphs.py`), unless `enforce_eager` is set.  With `overlap` a step is launched before the tokens of the previous
+    step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl` a kernel of a graph may start while
+    the previous kernel ends (`kernels/_pdl.py`).
 
-    With `speculate` a step may give a sequence up to `num_speculative_tokens` more tokens.  `ngram` drafts the tokens
-    that followed the same text earlier, `draft` uses the smaller model `draft`, and `eagle` uses the head in the folder
-    `draft` (docs/speculate.md).  The answers are the same as without `speculate`.
+    With `speculate` a step may give a sequence up to `num_speculative_tokens` more tokens.  `speculate="ngram"` drafts
+    the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses the EAGLE
+    head in the folder `draft` (docs/speculate.md).  The answers are the same as without `speculate`.
 
-    `chunked_prefill` and `prefix_caching` turn these features on.  `prefill_chunk` is the most prompt tokens of a step.
-    `study` turns off other parts (`StudyOptions`).  Sets torch's fp32 matmul precision to IEEE for the whole process.
-    Raises `ValueError` on options that are not supported here.
-    """
+    `chunked_prefill` and `prefix_caching` turn these two features on.  `prefill_chunk` is the maximum of prompt tokens
+    in a step.  `study` turns off other parts (`StudyOptions`).  Sets torch's fp32 matmul precision to IEEE for the
+    whole process.  Raises `ValueError` on options that are not supported here."""
 
     def __init__(
         self,
@@ -102,26 +101,26 @@ class LLM:
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """The name of the option `dtype`.  With int8, `self.dtype` is the dtype of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
-        self.max_model_len = most = max_model_len or self.arch.max_position
-        if most > self.arch.max_position:
+        self.max_model_len = context = max_model_len or self.arch.max_position
+        if context > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
-        block_size = most if study.contiguous_kv else block_size
+        block_size = context if study.contiguous_kv else block_size
         chunked = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, most)
-        read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-        source = opened(self.speculation, self.arch, self.tokenizer, most, self.dtype, self.device, read)
-        drawn = min(max_num_seqs * source.rows, longest)
-        sizes = (block_size, most, longest, min(max_num_seqs, longest), drawn, dtype == INT8)
+        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, context)
+        open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
+        source = opened(self.speculation, self.arch, self.tokenizer, context, self.dtype, self.device, open_draft)
+        max_drawn = min(max_num_seqs * source.rows, longest)
+        sizes = (block_size, context, longest, min(max_num_seqs, longest), max_drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
-            about = Model(self.arch, weights, self.ops, most), self.ops, 1, block_size, max_num_seqs, most
-            speculator = build(self.speculation, source, about, self.limits, swap, interpret)
-            self.runner = speculator.runner if speculator else ModelRunner(*about)
+            runner_args = Model(self.arch, weights, self.ops, context), self.ops, 1, block_size, max_num_seqs, context
+            speculator = build(self.speculation, source, runner_args, self.limits, swap, interpret)
+            self.runner = speculator.runner if speculator else ModelRunner(*runner_args)
             blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
@@ -133,10 +132,13 @@ class LLM:
         self._seed, self._next_id = seed, 0
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
-        """Allocates the KV cache and, on a GPU, records the graphs of decode steps.  Returns the number of pages."""
+        """Allocates the KV cache and, on a GPU, records the decode graphs.  Returns the number of cache pages."""
         graphs = None if enforce_eager else self.runner.decode_graphs()
         rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if isinstance(graphs, DecodeGraphs) else [rehearse]
+        rehearsals: list[Callable[[], object]] = [
+            rehearse,
+            *([graphs.step] if isinstance(graphs, DecodeGraphs) else []),
+        ]
         blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if isinstance(graphs, DecodeGraphs):
@@ -147,17 +149,17 @@ class LLM:
         return blocks
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
-        """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve it."""
+        """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve the prompt."""
         return self.submit(prompt, _one(params), arrival_s)[0].request_id
 
     def submit(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
-        """Queues a prompt.  Returns the sequences of its `params.n` answers.  Raises the errors of `add_request`."""
+        """Queues a prompt.  Returns one sequence for each of the `params.n` answers.  Raises as `add_request` does."""
         answers = self._answers(prompt, params, arrival_s)
         self.scheduler.submit(answers[0])
         return answers
 
     def abort(self, request_id: int) -> bool:
-        """Drops a request, whether it waits, prefills or decodes.  Returns False if the request has already ended."""
+        """Drops a request, even if its computation has begun.  Returns False if the request has already ended."""
         sequences = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
         self.core.abort(sequences)
         return bool(sequences)
@@ -166,13 +168,13 @@ class LLM:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         params = with_settings(params, self._set)
         ids = self.tokenizer.encode(prompt)
-        if len(ids) >= (most := self.max_model_len):
-            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {most}, got {len(ids)}")
-        named = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
-        for name, tokens in named.items():
+        if len(ids) >= (limit := self.max_model_len):
+            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {limit}, got {len(ids)}")
+        ids_by_option = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+        for name, tokens in ids_by_option.items():
             if tokens and not 0 <= min(tokens) <= max(tokens) < (size := self.arch.vocab_size):
-                wrong = next(token for token in tokens if not 0 <= token < size)
-                raise ValueError(f"{name}: expected token ids below {size}, got {wrong}")
+                wrong_token = next(token for token in tokens if not 0 <= token < size)
+                raise ValueError(f"{name}: expected token ids below {size}, got {wrong_token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
         special = self.tokenizer.special
@@ -187,7 +189,7 @@ class LLM:
         return sequence
 
     def _answers(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
-        """Makes the `params.n` sequences of one prompt.  The first sequence has the others as `siblings`."""
+        """Makes the `params.n` sequences of one prompt.  The first sequence lists the other sequences in `siblings`."""
         first = self._sequence(prompt, params, arrival_s)
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
         first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
@@ -195,16 +197,16 @@ class LLM:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended yet."""
+        """Returns whether any request has not ended yet."""
         return self.core.has_work
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step.  Returns the sequences that got a token, one entry per token (`Core.step`)."""
+        """Runs one step.  Returns, for each new token, the sequence that got the token (see `Core.step`)."""
         return self.core.step()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Yields the answer's tokens as they come, each with the text that the token completes."""
+        """Yields a `TokenEvent` for each token of the answer, with the text that the token completes."""
         params = _one(params)
         (sequence,) = self.submit(prompt, params)
         text, times = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
@@ -216,40 +218,40 @@ class LLM:
                     continue
                 token = sequence.output_ids[len(times)]
                 last = sequence.finish_reason is not None and len(times) + 1 == len(sequence.output_ids)
-                piece = text.piece(token, last)
+                new_text = text.piece(token, last)
                 times.append(time.perf_counter())
                 output = self._output([sequence], times) if last else None
-                yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], piece, output)
+                yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], new_text, output)
         finally:
             self.core.abort([sequence])
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Returns one result per prompt, in order.  `prompts` is one prompt or a list; `params` is one for all, or a
-        list.
+        """Returns one result per prompt, in order.  `prompts` is one prompt or a list of prompts.  `params` holds the
+        settings for all prompts, or a list with the settings of each prompt.
 
         A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids."""
-        many = _as_list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
-        if len(each) != len(many):
-            raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
+        prompt_list = _as_list(prompts)
+        params_list = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompt_list)
+        if len(params_list) != len(prompt_list):
+            raise ValueError(f"params: expected one or {len(prompt_list)}, got {len(params_list)}")
         # All sequences are made before any is queued, so that a bad prompt queues nothing.
-        answers = [self._answers(prompt, settings) for prompt, settings in zip(many, each, strict=True)]
+        answers = [self._answers(prompt, settings) for prompt, settings in zip(prompt_list, params_list, strict=True)]
         for first, *_ in answers:
             self.scheduler.submit(first)
-        sequences = [sequence for several in answers for sequence in several]
+        sequences = [sequence for group in answers for sequence in group]
         times: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
                 stepped = self.step()
-                now = time.perf_counter()
+                now_s = time.perf_counter()
                 for sequence in stepped:
                     if sequence.request_id in times:
-                        times[sequence.request_id].append(now)
+                        times[sequence.request_id].append(now_s)
         finally:
             self.core.abort(sequences)
-        return [self._output(several, times[several[0].request_id]) for several in answers]
+        return [self._output(group, times[group[0].request_id]) for group in answers]
 
     def _output(self, answers: list[EngineSequence], times: list[float]) -> RequestOutput:
         first = answers[0]
@@ -266,8 +268,8 @@ class LLM:
         if stopping is not None:
             stopping.end()
         text = self.tokenizer.decode(ids) if stopping is None else stopping.text
-        shown = None if sequence.params.logprobs is None else sequence.logprobs
-        return Completion(text, ids, sequence.finish_reason, shown)
+        logprobs = None if sequence.params.logprobs is None else sequence.logprobs
+        return Completion(text, ids, sequence.finish_reason, logprobs)
 
 
 def _one(params: SamplingParams | None) -> SamplingParams:

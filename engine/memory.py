@@ -1,4 +1,4 @@
-"""Computes the number of pages of the KV cache from the free memory."""
+"""Computes the number of KV cache pages that fit into the free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDA_FRACTION = 0.9
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device, in bytes."""
+    """Returns the free memory of the device in bytes."""
     if device.type == "cpu":
         return int(psutil.virtual_memory().available)
     torch.cuda.empty_cache()  # what torch keeps for itself does not count as free
@@ -26,13 +26,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) -> None:
-    """Raises `ValueError` if the weights do not fit the free memory, together with the weights of a second model
-    `beside`.  Without this check the system kills the process."""
-    needed = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
+    """Raises `ValueError` if the weights do not fit into the free memory.  With a second model `beside`, counts the
+    weights of both models.  Without this check the system kills the process."""
+    size = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
     free = free_bytes(limits.device)
-    if needed > free:
+    if size > free:
         raise ValueError(
-            f"model: the weights of {limits.arch.name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            f"model: the weights of {limits.arch.name} take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         )
 
 
@@ -42,10 +42,10 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns `wanted`, or else as many pages as fit the free memory, but no more than the largest batch can use.
+    """Returns `wanted`, or the number of cache pages that fit into free memory, at most the need of the largest batch.
 
-    On CUDA `rehearsals` run the largest steps.  As much memory as these steps take together stays free.  Raises
-    `ValueError` if `wanted` pages do not fit, or if there is no room for one sequence of `max_model_len` tokens.
+    On CUDA `rehearsals` run the largest steps, and the memory that these steps take together stays free.  Raises
+    `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not fit.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
@@ -67,9 +67,9 @@ def kv_cache_blocks(
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """Returns the peak of the device memory in bytes while `function` runs, minus the memory in use before the call."""
+    """Runs `function` and returns the peak of its device memory in bytes, without the memory in use before the call."""
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    start_bytes = torch.cuda.memory_allocated(device)
     function()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_allocated(device) - start_bytes

@@ -1,4 +1,4 @@
-"""The latencies that a user sees: TTFT, ITL and others, all from one clock (`perf_counter`)."""
+"""Computes the latencies that a user sees, such as TTFT and ITL.  All times are from one clock (`perf_counter`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.engine.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token, as it is delivered to the caller."""
+    """Describes a token that was delivered to the caller."""
 
     request_id: int
     index: int
@@ -29,7 +29,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of one request, in seconds on the `perf_counter` clock."""
+    """Holds the times of one request, in seconds on the `perf_counter` clock."""
 
     arrival_s: float
     """The time at which the request was due."""
@@ -38,29 +38,29 @@ class Timeline:
 
     @property
     def ttft_ms(self) -> float:
-        """Time to first token: from the scheduled arrival to the delivery of the first token."""
+        """Returns the time to first token: from the scheduled arrival to the delivery of the first token."""
         return 1e3 * (self.token_times_s[0] - self.arrival_s)
 
     @property
     def itl_ms(self) -> np.ndarray:
-        """Inter-token latencies: the gaps between successive tokens.  The wait for the first token is not included."""
+        """Returns the inter-token latencies: the gaps between successive tokens, without the wait for the first."""
         return 1e3 * np.diff(self.token_times_s)
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token: (e2e - ttft) / (n - 1) for n tokens; None for a single token."""
+        """Returns the time per output token, `(e2e - ttft) / (n - 1)` for `n` tokens, or None for a single token."""
         count = len(self.token_times_s)
         return None if count < 2 else (self.e2e_ms - self.ttft_ms) / (count - 1)
 
     @property
     def e2e_ms(self) -> float:
-        """Time from scheduled arrival to the last token delivered."""
+        """Returns the time from the scheduled arrival to the delivery of the last token."""
         return 1e3 * (self.token_times_s[-1] - self.arrival_s)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer to a prompt.  The fields have vLLM's names."""
+    """Holds one answer to a prompt.  The fields have vLLM's names."""
 
     text: str
     token_ids: list[int]
@@ -71,7 +71,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one prompt.  `out["text"]` and `out["token_ids"]` are the first answer's text and tokens."""
+    """Holds the result of one prompt.  `out["text"]` and `out["token_ids"]` are the first answer's text and tokens."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -87,7 +87,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class LatencySummary:
-    """The latencies of several requests.  ITL pools the gaps of all requests; TPOT has one value per request."""
+    """Summarises the latencies of requests.  ITL has all gaps between tokens; TPOT has one value per request."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -106,14 +106,14 @@ class LatencySummary:
 
 
 def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:
-    """Summarises the times of at least one finished request.  Percentiles are interpolated linearly."""
+    """Summarises the times of one or more finished requests.  Percentiles are interpolated linearly."""
     ttft = [timeline.ttft_ms for timeline in timelines]
     gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
     tpots = [tpot for timeline in timelines if (tpot := timeline.tpot_ms) is not None]
     itl = [float(np.percentile(gaps, q)) if gaps.size else None for q in (50, 90, 99)]
     tokens = sum(len(timeline.token_times_s) for timeline in timelines)
-    begin = min(timeline.arrival_s for timeline in timelines)
-    end = max(timeline.token_times_s[-1] for timeline in timelines)
+    start_s = min(timeline.arrival_s for timeline in timelines)
+    end_s = max(timeline.token_times_s[-1] for timeline in timelines)
     return LatencySummary(
         num_requests=len(timelines),
         num_prompt_tokens=num_prompt_tokens,
@@ -126,5 +126,5 @@ def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencyS
         itl_p99_ms=itl[2],
         tpot_mean_ms=float(np.mean(tpots)) if tpots else None,
         e2e_p50_ms=float(np.percentile([timeline.e2e_ms for timeline in timelines], 50)),
-        output_tokens_per_s=tokens / (end - begin),
+        output_tokens_per_s=tokens / (end_s - start_s),
     )

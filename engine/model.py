@@ -1,4 +1,4 @@
-"""A Llama-family decoder over a flat batch of tokens and a paged KV cache.  All maths goes through an `OpSet`."""
+"""Runs a Llama-family decoder on a flat batch of tokens and a paged KV cache, with the kernels of an `OpSet`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """For each layer, the tensors of keys and values (num_blocks, block_size, num_kv_heads, head_dim)."""
+    """Holds the keys and the values of each layer: tensors `[num_blocks, block_size, num_kv_heads, head_dim]`."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -25,7 +25,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of prompts in a step.  Their tokens come after the decoding tokens, chunk by chunk."""
+    """Describes the chunks of prompts in a step.  Their tokens come after the decoding tokens, chunk by chunk."""
 
     cu_seqlens: torch.Tensor
     """(num_chunks + 1,) int32: where each chunk begins among the chunks' tokens, and where the last chunk ends."""
@@ -38,7 +38,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The tensors of one step over T tokens: one token of each decoding sequence, then the chunks of prompts."""
+    """Holds the tensors of a step over `T` tokens: one token of each decoding sequence, then the chunks of prompts."""
 
     token_ids: torch.Tensor
     """int64, shape (T,)."""
@@ -56,7 +56,7 @@ class StepInput:
 
 
 class Model:
-    """The model: embedding, decoder layers, norm and head.  `forward` returns the logits to draw tokens from."""
+    """Holds the model: embedding, decoder layers, norm and output head.  `forward` returns the logits to draw from."""
 
     def __init__(self, arch: Architecture, weights: Weights, ops: OpSet, max_model_len: int):
         self.arch = arch
@@ -80,12 +80,12 @@ class Model:
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Returns the logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
+        """Returns logits `[num_drawn, vocab_size]`: one row for each token after which a new token is drawn."""
         logits: torch.Tensor = ops.gemm(self.hidden(step, cache, ops), self.lm_head)
         return logits
 
     def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Returns the hidden states (num_drawn, H) after the last norm, for the tokens whose next token is drawn."""
+        """Returns states `[num_drawn, hidden_size]` after the last norm: one for each token before a drawn token."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -106,7 +106,7 @@ class Model:
         return hidden
 
     def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
-        """Computes the activated gate, multiplied by the up projection: (T, intermediate_size)."""
+        """Computes `activation(gate) * up` `[T, intermediate_size]` from `x` and the packed projection `gate_up`."""
         fused = getattr(ops, FUSED, None)
         active: torch.Tensor = fused(x, gate_up) if fused else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
         return active
@@ -114,7 +114,7 @@ class Model:
     def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
     ) -> torch.Tensor:
-        """Returns a layer's attention (T, num_heads * head_dim) of `x` (T, H); writes keys and values to the cache."""
+        """Returns the attention `[T, num_heads * head_dim]` of `x` `[T, H]`.  Writes keys and values to the cache."""
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)

@@ -23,7 +23,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass(frozen=True)
 class Draw:
-    """The tokens that a step drew.  The device may still be computing them."""
+    """Holds the tokens that a step drew.  The device may still be computing them."""
 
     sequences: list[Sequence]
     """The sequence of each row."""
@@ -37,13 +37,13 @@ class Draw:
     """Whether these tokens must be read before the next step starts."""
 
     def tokens(self) -> list[int]:
-        """Waits for the device and returns the token of each row.  Also gives the sequences the log-probabilities that
-        they asked for."""
+        """Waits for the device and returns the token of each row.  Also appends the requested log-probabilities to the
+        sequences."""
         if self.ready is not None:
             self.ready.synchronize()
         if self.seen:
-            shown = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
-            for sequence, ids, values in zip(shown, *(seen.tolist() for seen in self.seen), strict=True):
+            sequences = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
+            for sequence, ids, values in zip(sequences, *(tensor.tolist() for tensor in self.seen), strict=True):
                 n = 1 + (sequence.params.logprobs or 0)
                 sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
         return self.ids.tolist()
@@ -69,11 +69,11 @@ class ModelRunner:
         """The tokens of the last draw, on the device.  The decode batch takes the next step's tokens from here."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the KV cache again, with `num_blocks` pages."""
+        """Replaces the KV cache with a new cache of `num_blocks` pages."""
         self.cache = self.new_cache(self.model.arch, num_blocks)
 
     def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
-        """Returns a KV cache of `num_blocks` pages for a model of `arch`: this runner's model or a second model."""
+        """Returns a KV cache of `num_blocks` pages for `arch`, which is this runner's model or a second model."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
 
         def pages() -> list[torch.Tensor]:
@@ -83,8 +83,8 @@ class ModelRunner:
         return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays:
-        """Returns the decode steps before they are recorded.  Recordings hold the addresses of the KV cache, so the
-        caller sets `graphs` once the cache is allocated."""
+        """Returns the decode steps, which are not recorded yet.  A recording holds the addresses of the KV cache.  The
+        caller allocates the cache and then sets `graphs`."""
         rows, width = self.batch.block_table.shape
         new = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
         vocab_size = self.model.arch.vocab_size
@@ -96,7 +96,7 @@ class ModelRunner:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
 
     def run(self, step: Step) -> Draw | None:
-        """Runs `step` and draws the next tokens.  Returns None if the step ends no prompt and decodes nothing."""
+        """Runs `step` and draws the next tokens.  Returns None if no sequence is ready for its next token."""
         batch = self.batch
         logits = self.logits(step)
         sequences = batch.rows + step.ending if step.chunks else list(batch.rows)
@@ -116,17 +116,17 @@ class ModelRunner:
     def draw(
         self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
     ) -> Draw:
-        """Draws a token from each row of `logits` (num_drawn, vocab_size).  `at` (num_drawn,) int64 holds the index of
-        each new token in its sequence."""
-        self.drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
+        """Draws a token from each row of `logits` `[num_drawn, vocab_size]`.  `at` `[num_drawn]` int64 holds the index
+        of each new token in its sequence."""
+        self.drawn, *logprobs = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
         ids, ready = self.drawn, None
         if self.device.type != "cpu":
-            ids, *seen = (tensor.to("cpu", non_blocking=True) for tensor in (ids, *seen))
+            ids, *logprobs = (tensor.to("cpu", non_blocking=True) for tensor in (ids, *logprobs))
             ready = torch.cuda.current_stream(self.device).record_event()
-        return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
+        return Draw(sequences, ids, ready, tuple(logprobs), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Returns the logits (num_drawn, vocab_size) from which tokens are drawn.  Writes all keys and values."""
+        """Runs the model and returns logits `[num_drawn, vocab_size]`.  Writes all keys and values to the cache."""
         batch = self.batch
         assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
         if (replayed := self.replayed(step)) is not None:
@@ -137,29 +137,29 @@ class ModelRunner:
         return self.model.forward(inputs, self.cache, self.step_ops(step))
 
     def replayed(self, step: Step) -> torch.Tensor | None:
-        """Returns the logits of a decode step on a CPU by a replay, or None if the step must run eagerly."""
+        """Replays a decode step on a CPU and returns its logits.  Returns None if the step must run eagerly."""
         return self.graphs(self.drawn) if isinstance(self.graphs, DecodeReplays) and not step.chunks else None
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """Returns the kernels of `step`, as functions by the op's name."""
+        """Returns the kernels for `step`, as a namespace with one function for each op."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens)
 
     def rehearse(self, num_tokens: int, num_drawn: int) -> None:
-        """Computes a step of `num_tokens` prompt tokens with `num_drawn` draws, but writes to no page of the cache."""
+        """Runs a dummy step of `num_tokens` prompt tokens with `num_drawn` draws.  Writes nothing to the cache."""
         lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
         inputs = step_input(self.batch, slice(0), spans, self.drawn)
-        drawn, nowhere = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
+        rows, no_slots = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
-        logits = self.model.forward(replace(inputs, slot_mapping=nowhere, drawn=drawn), self.cache, ops)
+        logits = self.model.forward(replace(inputs, slot_mapping=no_slots, drawn=rows), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
             drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
-            SamplingTensors(drawing, self.device).sample(ops.sample, logits, drawn)
+            SamplingTensors(drawing, self.device).sample(ops.sample, logits, rows)
 
     def join(self, sequence: Sequence, source: int) -> None:
-        """Adds a prefilled sequence to the decode batch.  Its last token has the index `source` in the last draw."""
+        """Adds a prefilled sequence to the decode batch.  `source` is its newest token's index in the last draw."""
         self.batch.add(sequence, source)
         self._sampling = None
 

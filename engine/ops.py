@@ -1,8 +1,8 @@
-"""The engine reaches kernels only through this file, which chooses a kernel for each op in each bucket, once at load.
+"""Chooses a kernel for each op and each bucket (range of row counts), once at load.
 
-On a CPU the file chooses the fastest kernel that can run, timed on this machine (`choose/choose_kernels.py`).  On CUDA
-it takes the choice of a committed record of that card, or else the library's kernel, except for the ops of
-`FIRST_ON_CUDA`.  An optimized kernel is no default before a GPU has checked it.
+The engine calls kernels only through this file.  On a CPU it chooses the fastest kernel that can run, timed on this
+machine (`choose/choose_kernels.py`).  On CUDA it follows the card's committed record, else `FIRST_ON_CUDA`, else it
+takes the library kernel.  An optimized kernel is no default before a GPU has checked it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ WhyNot = Callable[[Kernel], str | None]
 
 
 class OpSet:
-    """The kernel of each op in each bucket.  `step` returns the functions of one step, and chooses nothing itself.
+    """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
     A step takes its kernels from the bucket of all its rows.  Only `decode_attention` takes the bucket of the decoding
     rows.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention` itself has
-    several queries per sequence, which come from a chunk of a prompt or from a draft.
-    """
+    several queries per sequence, from a prompt chunk or from a draft."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -56,49 +55,49 @@ class OpSet:
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
-        """Returns the ops of a step, as functions by the op's name."""
+        """Returns the kernels for a step with the given row counts, as a namespace with one function for each op."""
         rows = num_decodes + num_drafted + num_prompt_tokens
         all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
         return SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
-        """Packs `weight` (out, in) as the argument `b` of gemm, once for each packing that a chosen kernel needs."""
+        """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
         if any(choice.op == "gemm_w8a16" for choice in self.choices):
             codes, scale = quantize_int8(weight)
             return tuple((packed(way, codes.mT, scale=scale), scale) for way in self._ways)
         return tuple((packed(way, weight.mT),) for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """Returns rows with an op, its kernel and the kernel's buckets.  Every run prints these rows."""
+        """Returns rows with an op, its kernel, the buckets and the reason of the choice.  Every run prints these."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
         return [
-            {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": why}
-            for (op, kernel, why), buckets in rows.items()
+            {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": reason}
+            for (op, kernel, reason), buckets in rows.items()
         ]
 
 
 def resolve(
     limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False, replays: bool = False
 ) -> OpSet:
-    """Chooses the kernels for a model, for every shape of its inputs.
+    """Chooses the kernels of a model for every shape of its inputs.
 
     `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
-    `replays` a decode step on a CPU takes C++ kernels, if the replayed step is then the faster one.  Raises
-    `ValueError` with each kernel's reason if an op has no kernel for a bucket, or if a swap cannot run here.
+    `replays` a decode step on a CPU takes C++ kernels only, if the replayed step is faster.  Raises `ValueError` if an
+    op has no kernel for a bucket or a swap cannot run here, with each kernel's reason.
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
-        if op not in (used := [op for op in (*limits.ops, *limits.fused) if op != DECODE]):
-            raise ValueError(f"swap: the engine uses {', '.join(used)}, got {op!r}")
+        if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE]):
+            raise ValueError(f"swap: the engine uses {', '.join(engine_ops)}, got {op!r}")
         registry.get_kernel(op, name)
     able: dict[tuple[str, str], list[Choice]] = {}
     timed_rows: dict[tuple[str, str], int] = {}
-    for below, upper in zip((0, *BUCKETS), BUCKETS, strict=False):
+    for lower, upper in zip((0, *BUCKETS), BUCKETS, strict=False):
         bucket = bucket_of(upper)
         for op in (*limits.ops, *limits.fused):
-            rows = (int(below) + 1, int(min(upper, limits.sequences if op == DECODE else limits.max_rows)))
+            rows = (int(lower) + 1, int(min(upper, limits.sequences if op == DECODE else limits.max_rows)))
             if rows[0] > rows[1]:
                 continue
             timed_rows[op, bucket] = rows[-1] if upper < math.inf else rows[0]
@@ -114,7 +113,7 @@ def resolve(
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
-    """Returns the kernels that can serve a bucket, the preferred kernel first."""
+    """Returns the kernels that can run `op` in a bucket, the preferred kernel first."""
     reasons: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)
@@ -125,10 +124,10 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
     choices = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
     if not swap or op == "paged_attention":
-        for kernel, why in candidates(op, bucket, device):
+        for kernel, choice_reason in candidates(op, bucket, device):
             reason = why_not(kernel)
             if reason is None:
-                choices.append(Choice(op, bucket, kernel, "; ".join([why, *reasons])))
+                choices.append(Choice(op, bucket, kernel, "; ".join([choice_reason, *reasons])))
             else:
                 reasons.append(f"{kernel.id}: {reason}")
     if not choices:
@@ -137,7 +136,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Chooses the kernel of an optional op: the kernel `swap`, or an optimized kernel that the card's record names."""
+    """Returns the kernel of an optional op: `swap`, or the optimized kernel in the card's record, or None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     recorded = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -149,7 +148,7 @@ def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why
 
 
 def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
-    """Returns kernels in the order in which they are tried, each with the reason for its choice."""
+    """Returns the kernels of `op` in the order in which to try them, each with the reason for its choice."""
     kernels = list(registry.kernels(registered(op)).values())
     if device.type == "cpu":
         roles = ("optimized", "library", "naive")
@@ -160,10 +159,10 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     # No record has several queries of a sequence of `paged_attention`.
     name = None if op == "paged_attention" else recorded_choice(registered(op), key, bucket).get("kernel")
     first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
-    rest = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
+    fallbacks = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):
-        rest += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
-    return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
+        fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
+    return first + [(kernel, f"no record for {key} that can run") for kernel in fallbacks if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
@@ -189,5 +188,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls `gemm` on `a`, `bias` and copy number `form` of the packed weight `b`, which may include a scale."""
+    """Calls `gemm(a, *b[form], bias)`.  `b` holds packed copies of a weight.  A copy may include a scale."""
     return gemm(a, *b[form], bias)

@@ -10,11 +10,11 @@ INT8 = "int8"
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Raises `ValueError` unless the sizes are whole numbers that an engine can have."""
+    """Raises `ValueError` if a size is not an integer, is too small, or conflicts with another size."""
     for name, value in sizes.items():
-        least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
+        minimum = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+            raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
     tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
     if tokens is not None and seqs is not None and tokens < seqs:
         raise ValueError(
@@ -24,7 +24,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def device_of(name: str | None) -> torch.device:
-    """Returns the device `name`, or for None a GPU if there is one.  Raises `ValueError` if the device is missing."""
+    """Returns the device `name`; None means a GPU if there is one.  Raises `ValueError` if the device is missing."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -35,14 +35,14 @@ def device_of(name: str | None) -> torch.device:
 
 
 def check_pdl(device: torch.device, enforce_eager: bool) -> None:
-    """Raises `ValueError` unless CUDA graphs run on a GPU whose kernels may start early (capability 9.0 or later)."""
-    got = "enforce_eager" if enforce_eager else device.type
+    """Raises `ValueError` without CUDA graphs, or on a GPU below capability 9.0, because kernels cannot start early."""
+    actual = "enforce_eager" if enforce_eager else device.type
     if device.type == "cuda" and not enforce_eager:
         capability = torch.cuda.get_device_capability(device)
         if capability >= (9, 0):
             return
-        got = "compute capability {}.{}".format(*capability)
-    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {got}")
+        actual = "compute capability {}.{}".format(*capability)
+    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {actual}")
 
 
 def dtype_of(name: str | None, device: torch.device) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The arguments of a step's draw: the settings of each request as tensors, and the changes of the logits."""
+"""Builds the arguments of the op `sample`: the settings of each request as tensors, and the changes to the logits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns `array` as a tensor: on a CPU without a copy, on CUDA as a copy in the order of the device's work.
+    """Returns `array` as a tensor on `device`: without a copy on a CPU, as a copy in stream order on CUDA.
 
     The copy comes from pinned memory, which torch reuses only after the copy.  A copy from pageable memory might wait
-    for all earlier work.  Torch copies an array with gaps through pageable memory, so it is made contiguous first.
-    """
+    for all earlier work.  Torch copies an array with gaps through pageable memory, so `array` is made contiguous."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -26,11 +25,11 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """The arguments of `sample`, with one value for each row.  They are made again when other sequences run.
+    """Holds the arguments of the op `sample`, one value per row.  A new object is made if other sequences run.
 
-    A row draws the next token of its sequence, or with a draft a later token.  `ahead` gives the draft's tokens that
-    come before the token of the row.  These tokens are not in the sequence yet.  Without `edits` no logits are changed
-    before the draw, and no log-probabilities are shown."""
+    A row draws the next token of its sequence or, with a draft, a later token.  `ahead(row)` returns the drafted tokens
+    that come before the token of the row.  These tokens are not in the sequence yet.  With `edits=False` no logits are
+    changed before the draw, and no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -60,28 +59,28 @@ class SamplingTensors:
         if any(sequence.params.penalised for _, sequence, _ in self.special):
             for name, off in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
                 self._factors[name] = column((getattr(p, name) or off for p in params), np.float32)
-        shown = [row for row, sequence, _ in self.special if sequence.params.logprobs is not None]
-        self._shown = on_device(np.array(shown, np.int64), device)
+        logprob_rows = [row for row, sequence, _ in self.special if sequence.params.logprobs is not None]
+        self._shown = on_device(np.array(logprob_rows, np.int64), device)
 
     def sample(
         self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Draws token ids (B,) at `positions` (B,) int64, the indices of the new tokens in their sequences.
+        """Draws token ids `[B]`.  `positions` `[B]` int64 holds the index of each new token in its sequence.
 
-        For rows that show log-probabilities, also returns the ids (rows, 1 + n) of the drawn and the likeliest tokens,
-        and their log-probabilities from the unchanged logits.  The kernel's `top_n` would search all rows for these
-        tokens."""
-        drawn = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
+        If rows want log-probabilities, also returns the ids `[rows, 1 + n]` of the drawn token and the likeliest
+        tokens.  Also returns their log-probabilities from the unchanged logits.  The kernel's `top_n` would search all
+        rows for these tokens."""
+        token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
-            return (drawn,)
+            return (token_ids,)
         values = logits[self._shown].float().log_softmax(-1)
         likely = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
-        ids = torch.cat([drawn[self._shown][:, None], likely], 1)
-        return drawn, ids, values.gather(1, ids)
+        ids = torch.cat([token_ids[self._shown][:, None], likely], 1)
+        return token_ids, ids, values.gather(1, ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
-        """Returns the changes of the logits in the rows `special`, as arguments of `sample`: biases, end tokens that
-        are not allowed yet, and earlier tokens with their counts."""
+        """Returns the changes to the logits of the rows in `special`, as arguments of `sample`.  Changes are biases,
+        end tokens that are not allowed yet, and earlier tokens with their counts."""
         lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
         counts: list[int] = []
@@ -92,13 +91,13 @@ class SamplingTensors:
             if len(sequence.token_ids) + len(ahead) - sequence.num_prompt_tokens < params.min_tokens:
                 changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
             # Tokens with a change come first, in the order of their changes.
-            there = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
+            count_by_id = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
             for token in ahead if params.penalised else ():
-                there[token] = max(there.get(token, 0), 0) + 1
-            lengths[row + 1] = len(there)
-            ids += there
-            counts += there.values()
-            bias += [*changes.values(), *[0.0] * (len(there) - len(changes))]
+                count_by_id[token] = max(count_by_id.get(token, 0), 0) + 1
+            lengths[row + 1] = len(count_by_id)
+            ids += count_by_id
+            counts += count_by_id.values()
+            bias += [*changes.values(), *[0.0] * (len(count_by_id) - len(changes))]
         if not ids:
             return {}
         columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))

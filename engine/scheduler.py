@@ -1,4 +1,4 @@
-"""Decides which sequences run in the next step, and how many tokens of each prompt."""
+"""Decides which sequences run in the next step, and how many tokens of each prompt the step computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.engine.sequence import Sequence
 
 
 class Chunk(NamedTuple):
-    """The tokens of a prompt that one step computes."""
+    """Describes the part of a prompt that one step computes: the tokens in `[start, end)`."""
 
     sequence: Sequence
     start: int
@@ -19,18 +19,18 @@ class Chunk(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether this chunk ends the prompt, so that the step draws the next token."""
+        """Returns whether this chunk ends the prompt.  If so, the step also draws the next token."""
         return self.end == len(self.sequence)
 
 
 def pairs_of(start: int, end: int) -> int:
-    """Counts the query-key pairs of the tokens in [start, end).  A token attends to itself and all tokens before it."""
+    """Counts the query-key pairs of the tokens in `[start, end)`.  A token attends to itself and all earlier tokens."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one step: one token of every decoding sequence, and chunks of prompts."""
+    """Describes the work of one step: one token of every decoding sequence, and chunks of prompts."""
 
     num_decodes: int
     chunks: list[Chunk]
@@ -39,12 +39,12 @@ class Step:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The number of tokens of all chunks."""
+        """Returns the number of tokens in all chunks."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
 
     @property
     def ending(self) -> list[Sequence]:
-        """The sequences whose prompt ends in this step.  The step draws their next tokens."""
+        """Returns the sequences of the chunks that end a prompt.  The step draws their next tokens."""
         return [chunk.sequence for chunk in self.chunks if chunk.last]
 
 
@@ -52,14 +52,14 @@ class Step:
 class Scheduler:
     """Plans steps with a budget of tokens: first one token of every decoding sequence, then chunks of prompts that fit.
 
-    Prompts are admitted in the order of their arrival, each when there are free pages for all its tokens.  If the pages
-    run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
-    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit the whole pool, so the first sequence
+    Prompts are admitted in the order of their arrival, when there are free pages for all tokens of the prompt.  If the
+    pages run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
+    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit the whole cache, so the oldest sequence
     always ends.
 
-    `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole.  A prompt that is
-    longer than the rest of the budget then runs as the only prompt.  Without `continuous` no prompt is admitted before
-    all running sequences have ended (static batches)."""
+    `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt runs in one step.  A prompt
+    that is longer than the remaining budget then runs as the only prompt of a step.  With `continuous=False` no prompt
+    is admitted before all running sequences have ended (static batches)."""
 
     blocks: BlockManager
     max_num_seqs: int
@@ -78,16 +78,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs."""
+        """Returns whether a sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     def check(self, sequence: Sequence) -> None:
-        """Raises `ValueError` if `sequence` cannot fit even an empty KV cache."""
-        needed = self.blocks.blocks_for(sequence.max_length)
-        if needed > self.blocks.num_blocks:
+        """Raises `ValueError` if `sequence` does not fit even into an empty KV cache."""
+        num_pages = self.blocks.blocks_for(sequence.max_length)
+        if num_pages > self.blocks.num_blocks:
             raise ValueError(
                 f"prompt: {sequence.num_prompt_tokens} tokens and up to "
-                f"{sequence.max_length - sequence.num_prompt_tokens} new ones need {needed} pages of the KV cache, "
+                f"{sequence.max_length - sequence.num_prompt_tokens} new ones need {num_pages} pages of the KV cache, "
                 f"which has {self.blocks.num_blocks}"
             )
 
@@ -96,27 +96,27 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self) -> Step:
-        """Returns the next step, and gives its sequences all pages that the step writes.  Requires `has_work`."""
+        """Returns the next step.  Allocates all pages that the step writes.  Requires that `has_work` is true."""
         preempted = self._grow()
         num_decodes = len(self.running) - len(self.prefilling)
         admits = self.continuous or not self.running
         chunks: list[Chunk] = []
-        room = min(self.prefill_chunk, self.max_num_batched_tokens - num_decodes)
+        budget = min(self.prefill_chunk, self.max_num_batched_tokens - num_decodes)
         for sequence in self.prefilling:
-            room -= self._take(sequence, room, chunks)
-        while admits and self.waiting and len(self.running) < self.max_num_seqs and (room > 0 or not self.continuous):
+            budget -= self._take(sequence, budget, chunks)
+        while admits and self.waiting and len(self.running) < self.max_num_seqs and (budget > 0 or not self.continuous):
             sequence = self.waiting[0]
             if preempted or not self._admit(sequence):
                 break
-            taken = self._take(sequence, room, chunks)
-            if not taken and self.continuous:
+            num_tokens = self._take(sequence, budget, chunks)
+            if not num_tokens and self.continuous:
                 self._preempt(sequence)
                 break
-            room -= taken
+            budget -= num_tokens
         return Step(num_decodes, chunks, preempted)
 
     def computed(self, chunk: Chunk) -> None:
-        """Notes that a step has computed `chunk`.  The chunk's full pages may then serve other sequences."""
+        """Marks `chunk` as computed.  Other sequences may then reuse the full pages of the chunk."""
         sequence = chunk.sequence
         sequence.num_computed = chunk.end
         self.blocks.publish(sequence, chunk.end)
@@ -124,12 +124,12 @@ class Scheduler:
             self.prefilling.remove(sequence)
 
     def restart(self, sequences: list[Sequence]) -> None:
-        """Frees all pages.  Then only `sequences` wait, and their tokens are computed again from the first."""
+        """Frees all pages and lets only `sequences` wait.  Their tokens are computed again from the first token."""
         self.finish(self.running)
         self.waiting = sorted(sequences, key=_order)
 
     def abort(self, sequence: Sequence) -> None:
-        """Removes a sequence whose result is no longer needed, whether it waits or runs."""
+        """Removes a waiting or running sequence, because its result is no longer needed."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
@@ -139,12 +139,12 @@ class Scheduler:
         """Removes ended sequences and frees their pages."""
         for sequence in sequences:
             self.blocks.release(sequence)
-        ended = {id(sequence) for sequence in sequences}
-        self.running = [sequence for sequence in self.running if id(sequence) not in ended]
-        self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended]
+        ended_ids = {id(sequence) for sequence in sequences}
+        self.running = [sequence for sequence in self.running if id(sequence) not in ended_ids]
+        self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended_ids]
 
     def _grow(self) -> list[Sequence]:
-        """Gives every running sequence the page of its next token.  Returns the sequences that lost their pages."""
+        """Gives every running sequence a page for its next token.  Returns the sequences that lost their pages."""
         preempted: list[Sequence] = []
         grow, block_size = self.blocks.grow, self.blocks.block_size
         position = 0
@@ -164,24 +164,24 @@ class Scheduler:
         return preempted
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:
-        """Adds a chunk of at most `room` tokens to `chunks`.  Returns its number of tokens, which is 0 if none fits."""
-        left = len(sequence) - sequence.num_computed
-        if not self.chunked and chunks and left > room:
+        """Adds a chunk of at most `room` tokens to `chunks`.  Returns the size of the chunk, or 0 if no chunk fits."""
+        remaining = len(sequence) - sequence.num_computed
+        if not self.chunked and chunks and remaining > room:
             return 0
-        taken = min(left, room) if self.chunked else left
-        if taken > 0:
-            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + taken))
-        return max(taken, 0)
+        size = min(remaining, room) if self.chunked else remaining
+        if size > 0:
+            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + size))
+        return max(size, 0)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Moves the first waiting sequence to the running sequences, if there are free pages for all its tokens."""
+        """Starts the first waiting sequence if all its tokens fit into free pages.  Returns whether they fit."""
         if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)
         # One page more than the tokens need, so that the next step does not preempt the sequence again.
-        spare = 1 if self.running else 0
+        spare_pages = 1 if self.running else 0
         missing = self.blocks.blocks_for(len(sequence)) - len(sequence.block_ids)
-        if self.blocks.num_free < missing + spare:
+        if self.blocks.num_free < missing + spare_pages:
             self.blocks.release(sequence)
             self._too_large = (sequence, self.blocks.released)
             return False
@@ -192,7 +192,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes the pages from a sequence and lets it wait again."""
+        """Takes all pages from a running sequence and puts the sequence back into the queue."""
         self.finish([sequence])
         self.submit(sequence)
 

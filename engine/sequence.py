@@ -1,4 +1,4 @@
-"""One request in the engine: its sampling parameters, tokens and pages."""
+"""Describes one request in the engine: its sampling parameters, tokens and pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetit
 """Settings for which a model may have its own values.  The values here leave the logits unchanged."""
 PENALTIES = (1e-6, 1e6)
 """The bounds of `repetition_penalty`.  Within these bounds no logit of a model becomes infinite."""
-_WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
+_INTEGER_FIELDS = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
 _MAY_BE_NONE = (*OF_MODEL, "seed", "logprobs")
 _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
@@ -43,9 +43,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling settings of one request.  Names and meanings are vLLM's.
+    """Holds the sampling settings of one request.  Names and meanings are the same as in vLLM.
 
-    Where a field in `OF_MODEL` is None, the model's own value is used (`engine/load/generation.py`).  Raises
+    If a field in `OF_MODEL` is None, the engine uses the model's own value (`engine/load/generation.py`).  Raises
     `ValueError` on a value out of range.
     """
 
@@ -84,21 +84,21 @@ class SamplingParams:
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether earlier tokens change the logits.  Cached, because every token of every sequence asks for this."""
+        """Returns whether earlier tokens change the logits.  Cached, because every new token needs this value."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether tokens are drawn from unchanged logits, and no log-probabilities are returned."""
+        """Returns whether tokens are drawn from unchanged logits and no log-probabilities are wanted."""
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value, whole = getattr(self, name), name in _WHOLE
-            right = _is(int if whole else int | float, value) and least <= value <= most
-            if not right and not (value is None and name in _MAY_BE_NONE):
-                kind = "an integer" if whole else "a number"
-                raise ValueError(f"{name}: expected {kind} in [{least}, {most}], got {value!r}")
+        for name, (minimum, maximum) in _RANGES.items():
+            value, is_integer = getattr(self, name), name in _INTEGER_FIELDS
+            is_valid = _is(int if is_integer else int | float, value) and minimum <= value <= maximum
+            if not is_valid and not (value is None and name in _MAY_BE_NONE):
+                kind = "an integer" if is_integer else "a number"
+                raise ValueError(f"{name}: expected {kind} in [{minimum}, {maximum}], got {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if self.min_tokens > self.max_tokens:
@@ -120,7 +120,7 @@ def _is(kind: type | UnionType, value: object) -> bool:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """One answer to a request in the engine.  Sequences are compared by identity."""
+    """Holds one answer to a request in the engine.  Two sequences are equal only if they are the same object."""
 
     request_id: int
     token_ids: list[int]
@@ -162,7 +162,7 @@ class Sequence:
 
     @property
     def output_ids(self) -> list[int]:
-        """The tokens generated so far."""
+        """Returns the tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
     def append(self, token_id: int) -> None:
@@ -171,8 +171,8 @@ class Sequence:
         self.unread = 0
         if self.params.penalised:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
-        ended = self.stopping is not None and self.stopping.push(token_id)
-        if ended or token_id in self.stop_ids:
+        has_stopped = self.stopping is not None and self.stopping.push(token_id)
+        if has_stopped or token_id in self.stop_ids:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.max_length:
             self.finish_reason = "length"

@@ -15,7 +15,7 @@ from rooflab.engine.scheduler import Chunk
 
 
 class TokenSpan(NamedTuple):
-    """Successive tokens of one sequence."""
+    """Describes successive tokens of one sequence."""
 
     tokens: Sequence[int]
     start: int
@@ -27,7 +27,7 @@ class TokenSpan(NamedTuple):
 
 
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
-    """Returns the chunks of prompts as spans.  The last chunk of a prompt draws the next token."""
+    """Returns the prompt chunks as token spans.  The last chunk of a prompt also draws the next token."""
     return [
         TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
         for sequence, start, end in chunks
@@ -35,15 +35,15 @@ def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
 
 
 def ramp(counts: np.ndarray) -> np.ndarray:
-    """Returns the integers from 0 to count - 1 for each count, one range after another, as int64."""
+    """Returns `concatenate([arange(count) for count in counts])` as int64."""
     begins = np.cumsum(counts) - counts
     return np.asarray(np.arange(counts.sum()) - np.repeat(begins, counts))
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
-    """Builds the tensors of a step over `rows` of the batch (a slice or an index array) and over `spans`.
+    """Builds the tensors of a step over `rows` of the batch (a slice or an index array) and over the tokens of `spans`.
 
-    `drawn` (num_drawn,) int64 holds the tokens of the previous draw, which the rows compute now.
+    `drawn` `[num_drawn]` int64 holds the tokens of the previous draw.  These are the input tokens of `rows`.
     """
     batch.prepare()
     device = drawn.device
@@ -56,18 +56,18 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
         return StepInput(ids, on_device(positions, device), on_device(slots, device), table, lens)
     starts = np.array([span.start for span in spans])
     counts = np.array([len(span.tokens) for span in spans])
-    ends, bounds = starts + counts, np.concatenate([[0], np.cumsum(counts)])
-    pages = -(-ends // batch.block_size)
+    span_ends, bounds = starts + counts, np.concatenate([[0], np.cumsum(counts)])
+    pages = -(-span_ends // batch.block_size)
     tables = np.full((len(spans), pages.max()), -1, np.int32)
     for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
         tables[row, :count] = span.block_ids[:count]
     span_positions = ramp(counts) + np.repeat(starts, counts)
     page = tables[np.repeat(np.arange(len(spans)), counts), span_positions // batch.block_size].astype(np.int64)
-    history = (on_device(tables, device), on_device(ends.astype(np.int32), device)) if starts.any() else None
+    history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if starts.any() else None
     chunks = Chunks(on_device(bounds.astype(np.int32), device), int(counts.max()), history)
     # Every row of the batch, and the last tokens of the spans.
-    n, shown = len(lens), np.array([span.num_drawn for span in spans])
-    last = n + ramp(shown) + np.repeat(bounds[1:] - shown, shown)
+    n, num_drawn = len(lens), np.array([span.num_drawn for span in spans])
+    last = n + ramp(num_drawn) + np.repeat(bounds[1:] - num_drawn, num_drawn)
     return StepInput(
         torch.cat([ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
         on_device(np.concatenate([positions, span_positions]), device),

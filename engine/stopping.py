@@ -1,4 +1,4 @@
-"""Finds the texts that end an answer while the answer grows, even where a stop text spans several tokens."""
+"""Finds stop texts in an answer while the answer grows.  A stop text may span several tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rooflab.engine.load.pieces import TextStream
 
 
 class StopText:
-    """The text of an answer up to the first complete stop text, which is left out.
+    """Builds the text of an answer, and cuts the text before the first complete stop text.
 
     The result does not depend on how tokens divide the text.  If the answer contains several stop texts, the text that
-    ends first counts.  If two end together, the longer text counts.  No stop text counts in the first `min_tokens`
-    tokens."""
+    ends first counts.  If two stop texts end together, the longer text counts.  In the first `min_tokens` tokens no
+    stop text counts."""
 
     def __init__(self, stops: Sequence[str], stream: TextStream, min_tokens: int = 0):
         self._stops = tuple(stops)
@@ -28,7 +28,7 @@ class StopText:
         return self._add(self._stream.push(token_id))
 
     def piece(self, token_id: int, last: bool) -> str:
-        """Adds a token of the answer and returns the new text.  With the `last` token no text is held back any more."""
+        """Adds a token and returns the new text.  With `last=True` no text is held back for later tokens."""
         if not self.stopped:
             self.push(token_id)
         if last:
@@ -36,31 +36,31 @@ class StopText:
         return self.take(last)
 
     def end(self) -> None:
-        """Adds the text that the last tokens held back, if the answer ends without a stop text."""
+        """Ends the stream of tokens.  If there was no stop text, adds the text of an incomplete last character."""
         if not self.stopped:
             self._add(self._stream.flush())
 
     def take(self, last: bool) -> str:
-        """Returns the new text since the last call.  Holds back a possible beginning of a stop text until `last`."""
-        held = 0
+        """Returns the text since the last call.  With `last=False` holds back a possible beginning of a stop text."""
+        held_size = 0
         if not last and not self.stopped:
             text, hidden = self.text, len(self.text) - self._shown  # what was shown begins no stop text
             for stop in self._stops:
-                sizes = range(min(len(stop) - 1, hidden), held, -1)
-                held = next((size for size in sizes if text.endswith(stop[:size])), held)
-        new = self.text[self._shown : len(self.text) - held]
+                sizes = range(min(len(stop) - 1, hidden), held_size, -1)
+                held_size = next((size for size in sizes if text.endswith(stop[:size])), held_size)
+        new = self.text[self._shown : len(self.text) - held_size]
         self._shown += len(new)
         return new
 
     def _add(self, piece: str) -> bool:
-        before = len(self.text)
+        old_length = len(self.text)
         self.text += piece
-        ends = []
+        matches = []
         for stop in self._stops if self._left < 0 else ():
-            at = self.text.find(stop, max(0, before - len(stop) + 1))
-            if at >= 0:
-                ends.append((at + len(stop), at))
-        if ends:
-            self.text = self.text[: min(ends)[1]]
+            start = self.text.find(stop, max(0, old_length - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start))
+        if matches:
+            self.text = self.text[: min(matches)[1]]
             self.stopped = True
         return self.stopped

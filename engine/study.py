@@ -1,4 +1,4 @@
-"""Switches for studies.  A study turns off one part of the engine, to measure what that part brings."""
+"""Defines switches that turn off one part of the engine, so that a study can measure the effect of that part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Switches of the engine's parts.  A study changes one switch: `LLM(study=StudyOptions(kv_cache=False))`."""
+    """Switches parts of the engine off.  A study changes one switch: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
     """False computes every token again in every step, without chunks and without a prefix cache."""
@@ -25,8 +25,7 @@ class StudyOptions:
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
     """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not have.
 
-    Raises `ValueError` with the new spelling if an option is now a switch, and `TypeError` for any other option.
-    """
+    Raises `ValueError` with the new spelling if such an option is now a switch, and else `TypeError`."""
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {name}")
@@ -36,9 +35,9 @@ def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOpti
 
 
 class RecomputingCore(Core):
-    """A `Core` that computes every token again in every step."""
+    """Runs the engine like `Core`, but computes every token again in every step."""
 
     def _step(self) -> list[Sequence]:
-        got = super()._step()
+        sequences = super()._step()
         self.forget()
-        return got
+        return sequences

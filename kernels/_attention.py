@@ -1,4 +1,4 @@
-"""Helpers of all attention launchers: bytes moved, results, strides, and the softmax scale with its options."""
+"""Provides helpers for all attention launchers: memory traffic, empty results, strides, and the softmax scale."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts each operand of dense and ragged attention once, because L2 or a CPU's cache keeps a sequence's keys for
-    all its queries.  In a dense batch, keys before every window are not read.  The result of fp8 attention is bf16."""
-    q, k, seen = inputs.q, inputs.k, 1
+    """Returns the bytes that dense or ragged attention moves.  Counts each operand once, because L2 or a CPU's cache
+    keeps a sequence's keys for all its queries.  Does not count a dense batch's keys that lie before every window.  The
+    result of fp8 attention is bf16."""
+    q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
-        seen = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
-    more = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
-    read = nbytes(q, *(vars(inputs).get(name) for name in more)) + nbytes(k, inputs.v) * seen
+        key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
+    optional_names = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
+    read_bytes = nbytes(q, *(vars(inputs).get(name) for name in optional_names)) + nbytes(k, inputs.v) * key_fraction
     lse = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
-    return Traffic(read, max(2, q.element_size()) * q.numel() + lse)
+    return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse)
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
-    """Returns the result of queries (..., D) that see no key: zeros.  With `return_lse` the log-sum-exp is -inf."""
+    """Returns zeros, the result of queries `[..., D]` without visible keys.  With `return_lse`, also returns -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of attention without any key: the output is 0, the log-sum-exp is that of the sinks alone."""
+    """Writes the result of attention without keys: zeros, and the log-sum-exp of the sinks alone."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -48,7 +49,7 @@ def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """Returns `softmax_scale`, or head_dim**-0.5 if `softmax_scale` is None."""
+    """Returns `softmax_scale`, or `head_dim**-0.5` if `softmax_scale` is None."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
 
 
@@ -57,15 +58,14 @@ SMALLEST_SCALE = 2.0**-100
 
 
 def never_zero(softmax_scale: float | None) -> float | None:
-    """Returns `softmax_scale`, or a tiny scale for 0: torch multiplies a mask's -inf by the scale, and 0 gives NaN."""
+    """Returns `softmax_scale`, but replaces 0 by a tiny scale, because torch computes `-inf * 0`, which is NaN."""
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns three groups of arguments of a Triton kernel: `window`, `scale`, `factor` and `cap` for
-    `lib.attention.weigh`; the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.
-    `keys` is the number of keys of the longest sequence.
-    """
+    """Returns three groups of arguments for a Triton attention kernel: `window`, `scale`, `factor` (never negative) and
+    `cap` for `lib.attention.weigh`; the strides of `out`, `lse` and `sinks`; and constants.  `keys` is the number of
+    keys of the longest sequence."""
     D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing
     factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))

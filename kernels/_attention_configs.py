@@ -1,6 +1,6 @@
-"""The configs of attention (tiles of queries and keys), and the tuning of rungs that load through pointers.
+"""Defines configs of attention kernels (tiles of queries and keys), and the tuning of kernels that load by pointers.
 
-Under a causal mask programs have different amounts of work, so no footprint gives `tensor_flops`.
+Under a causal mask, programs have different amounts of work, so the resource estimates leave out `tensor_flops`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ With more values at a head_dim of 128, nearly all tiles spill 0.5 to 13 KB per t
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A config of the kernel: the tile of queries and keys, warps, and pipeline stages."""
+    """A config of an attention kernel: tile sizes for queries and keys, number of warps, and pipeline stages."""
 
     block_m: int
     block_n: int
@@ -40,16 +40,16 @@ def padded(head_dim: int) -> int:
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Counts the tiles of keys and values that a software pipeline holds in shared memory, as Triton allocates them
-    (read in compiled kernels; tests/contracts/test_configs.py compares them)."""
+    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory (read in compiled kernels;
+    tests/contracts/test_configs.py compares the numbers)."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
-    held = config.num_stages if warpgroup else config.num_stages - 1
-    return 2 * held if config.num_stages > 1 else 1
+    staged_count = config.num_stages if warpgroup else config.num_stages - 1
+    return 2 * staged_count if config.num_stages > 1 else 1
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Returns registers per thread: fp32 accumulator, scores, with `weights` 16-bit weights too, and `others`."""
+    """Returns registers per thread: fp32 accumulator, scores, `others`, and with `weights` 16-bit softmax weights."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -57,7 +57,7 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
 def pointers_footprint(
     config: Config, case: Case, scheme: Scheme, ctas: int, weights: bool, others: int = ADDRESS_REGISTERS
 ) -> Footprint:
-    """Returns the footprint of a rung that loads through pointers: the queries and staged keys and values."""
+    """Returns a CTA's resources if it loads by pointers.  Shared memory holds queries and staged keys and values."""
     D, size = padded(int(case["D"])), scheme.activation.itemsize
     staged = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
     return Footprint(
@@ -69,8 +69,8 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """Returns the tuning of a rung that loads through pointers.  `weights` and `others` go to `registers`.  `widest` is
-    the default config for the widest heads in fp32."""
+    """Returns the tuning of a kernel that loads by pointers.  Passes `weights` and `others` to `registers`.  `widest`
+    is the default config for the largest head_dim in fp32."""
     defaults = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

@@ -1,4 +1,4 @@
-"""A pretended GPU, for files that need a GPU when they are imported on a machine without a GPU."""
+"""Holds a hook that makes a fake GPU, for files that need a GPU at import on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
+"""Compiles CUDA C++ kernels with NVRTC, without a GPU.  Launches them with CuPy on torch's tensors and stream.
 
-A kernel's source is one file, which includes shared headers from `kernels/lib/`: `#include "hopper.h"`.  A cubin is
-kept in the cache folder; its file name is a hash of everything that the cubin depends on.  NVRTC has no host headers
-and cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
-`cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
+A kernel's source is one file.  It includes shared headers from `kernels/lib/`, such as `#include "hopper.h"`.  The
+cache folder keeps each cubin (the compiled kernel) under a file name that is a hash of all inputs of the compilation.
+NVRTC has no host headers and cannot compile `cuda.h`.  So a kernel declares a tensor map as a struct of 128 bytes,
+aligned to 64.  `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIB = Path(__file__).parent / "lib"
 """The folder of headers and sources that several ops share."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 """The number that stands for each dtype in the CUDA sources, as the macro ELEMENT."""
-STANDARD = "--std=c++17"
+CXX_STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
 """Bytes of static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide,
 "Shared Memory")."""
@@ -41,7 +41,7 @@ HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
 
 
 class CudaCompileError(RuntimeError):
-    """The error for a source that NVRTC rejects; `log` is NVRTC's text."""
+    """The error for a source that NVRTC rejects.  `log` is NVRTC's message."""
 
     def __init__(self, log: str):
         super().__init__(f"NVRTC: {log}")
@@ -58,11 +58,10 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Path:
-    """Returns the cubin's file in the cache folder.  Compiles the source if the file is not there.
+    """Returns the path of the compiled kernel (cubin) in the cache folder.  Compiles the source if the file is missing.
 
-    The file name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders
-    of CUDA's headers.  The hash does not cover other folders, so `options` must not name one.
-    """
+    The file name is a hash of the source, options, architecture, NVRTC's version, the headers in `kernels/lib` and the
+    folders of CUDA's headers.  The hash does not cover other include folders, so `options` must not add one."""
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
     headers = include_folders() if "#include" in source else ()
@@ -78,7 +77,7 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:
-    """Returns the log of NVRTC and ptxas for a source that compiles, with warnings such as a serialized wgmma."""
+    """Returns the log of NVRTC and ptxas for `source`.  The log has warnings, such as a serialized wgmma."""
     return cubin_file(source, arch=arch, options=options).with_suffix(".log").read_text()
 
 
@@ -98,7 +97,7 @@ def _compile(source: str, arch: str, options: Sequence[str]) -> tuple[bytes, str
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", STANDARD, *options))
+        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", CXX_STANDARD, *options))
         return _whole(nvrtc.getCUBIN(program)), _log(nvrtc, program)
     except nvrtc.NVRTCError as error:
         raise CudaCompileError(_log(nvrtc, program) or str(error)) from error
@@ -111,10 +110,8 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Returns the cubin with its last byte.  CuPy 14 cuts that byte off, because it is zero; cuobjdump needs it.
-
-    The program headers are at the end of this ELF file, so their offset, size and count give the file's size.
-    """
+    """Returns the cubin with its last byte, which cuobjdump needs.  CuPy 14 drops this byte, because it is zero.  The
+    program headers are at the end of this ELF file, so their offset, size and count give the file's size."""
     (start,) = struct.unpack_from("<Q", cubin, 32)
     size, count = struct.unpack_from("<HH", cubin, 54)
     return cubin.ljust(start + size * count, b"\0")
@@ -161,27 +158,27 @@ def include_folders() -> tuple[str, ...]:
     names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
     folders = [pathfinder.find_nvidia_header_directory(name) for name in names]
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
-    below = [os.path.join(folder, "cccl") for folder in folders if folder]
-    present = [folder for folder in (*folders, *below) if folder and os.path.isdir(folder)]
+    cccl_folders = [os.path.join(folder, "cccl") for folder in folders if folder]
+    present = [folder for folder in (*folders, *cccl_folders) if folder and os.path.isdir(folder)]
     return tuple(dict.fromkeys((str(LIB), *present)))
 
 
 def architecture(device: torch.device | int | None = None) -> str:
-    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Requires a GPU."""
+    """Returns the architecture of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Requires a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 
 
 def macros(**values: str | int | bool) -> tuple[str, ...]:
-    """Returns NVRTC's options that define these macros; a bool is 1 or 0."""
+    """Returns the NVRTC options that define `values` as macros.  A bool becomes 1 or 0."""
     return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())
 
 
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
-    """Returns the kernel `name` of `source`, declared `extern "C"`.  Its first launch on a GPU compiles and loads it.
+    """Returns the kernel `name` of `source` (declared `extern "C"`).  Its first launch on a GPU compiles and loads it.
 
-    With `dependent` the kernel may start before the previous kernel ends; its source must then include `pdl.h`.
+    If `dependent` is set, the kernel may start before the previous kernel ends.  Its source must then include `pdl.h`.
     """
     return CudaKernel(source, name, options, dependent)
 
@@ -190,10 +187,9 @@ class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
     A tensor is passed as the address of its first element (no copy, any strides), and None as a null pointer.  A NumPy
-    scalar is passed in its own width.  A `CudaMap` or a NumPy array of one structured element is passed by value.  A
-    Python number raises, because it has no width.  The launch is asynchronous, on the current stream of the tensors'
-    device. Launch once before the capture of a CUDA graph, because the first launch loads the kernel.
-    """
+    scalar keeps its own width.  A `CudaMap` or a NumPy array of one structured element is passed by value.  A Python
+    number raises `ValueError`, because it has no width.  The launch is asynchronous, on the current stream of the
+    tensors' device. The first launch loads the kernel, so launch once before the capture of a CUDA graph."""
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
         if dependent and '#include "pdl.h"' not in source:
@@ -207,13 +203,13 @@ class CudaKernel:
         """The dynamic shared memory per launch that was requested so far, in bytes, by device."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches the kernel.  Raises `ValueError` on an argument of an unknown type, or on tensors on more than one
-        GPU."""
+        """Launches the kernel.  Raises `ValueError` on an argument of an unknown type.  Also raises it if tensors are
+        on a CPU or on several GPUs."""
         device = _device(arguments)
-        checked = [_value(index, argument) for index, argument in enumerate(arguments)]
-        maps = {id(value): value for value in checked if isinstance(value, CudaMap)}
+        checked_args = [_value(index, argument) for index, argument in enumerate(arguments)]
+        maps = {id(value): value for value in checked_args if isinstance(value, CudaMap)}
         encoded = {key: value.encoded() for key, value in maps.items()}  # each map once
-        values = tuple(encoded.get(id(value), value) for value in checked)
+        values = tuple(encoded.get(id(value), value) for value in checked_args)
         with torch.cuda.device(device):
             raw = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
@@ -226,7 +222,7 @@ class CudaKernel:
                 raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
-        """Returns CuPy's kernel on GPU number `device`.  Its `attributes` hold registers and spilled bytes."""
+        """Returns CuPy's kernel on GPU number `device`.  Its `attributes` give the registers and the spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
@@ -239,7 +235,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class _TorchStream:
-    """A CUDA stream, given by its address, as an object that CuPy 14 accepts."""
+    """A CUDA stream, given by its address, in a form that CuPy 14 accepts."""
 
     address: int
 

@@ -1,4 +1,4 @@
-"""Facts about the GPU on which a launcher runs."""
+"""Provides facts about the GPU that launchers use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ counted: str | None = None
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """Returns the device type of `x`.  For a `meta` tensor during a count of traffic: the type that is counted."""
+    """Returns the device type of `x`.  For a `meta` tensor in a traffic count, returns the simulated device type."""
     return counted or x.device.type
 
 
 def sm_count(device: torch.device) -> int:
-    """Returns the number of streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""
+    """Returns the number of SMs of a GPU.  Returns 132, the number of an H100 SXM, for the CPU and `meta`."""
     return few_sms or _sm_count(device)
 
 
@@ -37,10 +37,10 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `launcher`: during a call, the GPU of its first tensor is the current GPU, because Triton launches there.
+    """Wraps `launcher` so that the GPU of its first tensor is the current GPU in a call, because Triton launches there.
 
-    Host time: 0.4 to 0.7 us for tensors on a CPU; not measured with a GPU, where the current GPU is also looked up.
-    """
+    This takes 0.4 to 0.7 us of host time for tensors on a CPU.  With a GPU, the wrapper also looks up the current GPU;
+    this time is not measured."""
 
     @wraps(launcher)
     def launch(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Atomic writes of files: a reader finds the whole file or no file."""
+"""Writes files atomically: a reader finds the complete file or no file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Writes a file whole or not at all, and returns its path.  Text is UTF-8; missing parent folders are made.
+    """Writes a complete file or nothing, and returns its path.  Encodes text as UTF-8 and makes missing parent folders.
 
-    A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
-    Raises `ValueError` if `path` is a folder or a device, or on a text that UTF-8 cannot hold.
+    A reader finds the old or the new file, even if two processes or threads write it or the machine shuts down.  Raises
+    `ValueError` if `path` is a folder or a device, or if UTF-8 cannot encode the text.
     """
     path = Path(path)
     try:
@@ -21,16 +21,16 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, got a folder or a device")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    temp_path = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        with part.open("wb") as file:
+        with temp_path.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
-        part.replace(path)
+        temp_path.replace(path)
     except OSError as error:
         error.filename = str(path)  # a full disk names no file
         raise
     finally:
-        part.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
     return path

@@ -1,12 +1,12 @@
-"""Code that the adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
+"""Provides code that all adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
 
-FlashInfer compiles its code with nvcc at the first use of a dtype, head_dim and set of options, unless its package of
-compiled kernels is installed.  The compilation takes seconds.  A time measured after a warm-up does not contain it.
+FlashInfer compiles its code with nvcc at the first use of a dtype, head_dim and set of options.  This takes seconds,
+but not if its package of compiled kernels is installed.  A time measured after a warm-up does not contain it.
 
-FlashInfer divides a batch on the host: `plan` reads the lengths, `run` launches.  An engine plans once per step for all
-layers.  The bench also plans first, with the kernel's `plan`, so it measures `run` alone.  A call without a plan makes
-a plan: this waits for the device, and a CUDA graph cannot capture it.  The next call does not reuse that plan, because
-a kernel may have changed the lengths in place, and the host cannot see this without a wait.
+FlashInfer divides the work of a batch on the host: `plan` reads the lengths, and `run` launches the kernel.  An engine
+plans once per step for all layers.  The benchmark also plans first, so it measures `run` alone.  A call without a plan
+makes its own plan.  This waits for the device, so a CUDA graph cannot capture the call.  The next call does not reuse
+that plan.  A kernel may have changed the lengths in place, and the host cannot see this without a wait.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ WORKSPACE_BYTES = 512 * 2**20
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
-    """Wraps the traffic `model`: `return_lse` adds a launch that changes the LSE's base.  q: (..., D)."""
+    """Wraps the traffic function `model` of an attention kernel with queries `[..., D]`.  If `return_lse` is set, adds
+    the traffic of a launch that changes the log-sum-exp from base 2 to base e."""
 
     def traffic(inputs: Arguments) -> Traffic:
-        moved, lse = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
+        base_traffic, lse = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
         if not inputs.return_lse:
-            return moved
-        read, written = moved.read_bytes + lse, moved.write_bytes + lse
-        return replace(moved, read_bytes=read, write_bytes=written, launches=moved.launches + 1)
+            return base_traffic
+        read_bytes, write_bytes = base_traffic.read_bytes + lse, base_traffic.write_bytes + lse
+        return replace(base_traffic, read_bytes=read_bytes, write_bytes=write_bytes, launches=base_traffic.launches + 1)
 
     return traffic
 
@@ -47,8 +48,8 @@ def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], 
 def make_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """Makes a wrapper of FlashInfer's class `name`, with its own workspace.  `layout` is NHD for classes that take a
-    layout. A wrapper serves a single dtype and head_dim, because its first plan fixes its backend."""
+    """Makes a wrapper of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class takes
+    one.  A wrapper serves a single dtype and head_dim, because its first plan fixes its backend."""
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
@@ -61,7 +62,7 @@ Reading the lengths waits for the previous plan's copies, so a plan never overwr
 
 @dataclass(frozen=True)
 class FlashInferPlan:
-    """The plan of an attention call; a kernel's `plan` makes it."""
+    """The plan of a FlashInfer attention call: how the work is divided, and which queries see no key."""
 
     wrapper: Any = None
     """The FlashInfer wrapper that holds the plan; None if no query sees a key."""
@@ -70,7 +71,7 @@ class FlashInferPlan:
 
 
 def plan_options(inputs: Arguments) -> dict[str, Any]:
-    """Returns the options of every `plan`.  FlashInfer's window counts the keys left of the query's position."""
+    """Returns the options of every `plan` call.  FlashInfer's window counts only the keys left of the query."""
     q, window = inputs.q, inputs.window
     return {
         "sm_scale": get_scale(q, inputs.softmax_scale),
@@ -83,7 +84,7 @@ def plan_options(inputs: Arguments) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pages:
-    """A block table as FlashInfer takes it: a list of the pages in use, sequence after sequence."""
+    """The pages of a block table in FlashInfer's format: one list of the used pages, ordered by sequence."""
 
     indptr: torch.Tensor
     """The start and end of each sequence's pages in `indices`, (B + 1,) int32 on the CPU."""
@@ -96,22 +97,22 @@ class Pages:
 
 
 def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int) -> Pages:
-    """Returns the pages of block_table (B, max_blocks) that seq_lens (B,) need.  Waits for the device."""
+    """Returns the used pages of a block table `[B, max_blocks]` for sequence lengths `[B]`.  Waits for the device."""
     lengths = seq_lens.cpu()
     counts = (lengths + block_size - 1) // block_size
     indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    used = torch.arange(block_table.shape[1]) < counts[:, None]
-    indices = block_table.cpu()[used].to(block_table.device)
+    used_mask = torch.arange(block_table.shape[1]) < counts[:, None]
+    indices = block_table.cpu()[used_mask].to(block_table.device)
     return Pages(indptr, indices, lengths - (counts - 1).clamp(min=0) * block_size, lengths)
 
 
 def unseeing_rows(
     bounds: torch.Tensor, lengths: torch.Tensor, causal: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """Returns the indices (n,) of the queries that see no key, or None if every query sees a key.
+    """Returns the indices `[n]` of the queries without visible keys, or None if every query sees a key.
 
-    bounds: (B + 1,), where each sequence's queries begin and end; lengths: (B,), its keys.  Both are on the CPU.
-    """
+    Both tensors are on the CPU: `bounds` `[B + 1]` (the offsets of the queries) and `lengths` `[B]` (the numbers of
+    keys)."""
     counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, counts, 0)
     rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), hidden.tolist(), strict=False) if n]
@@ -119,11 +120,11 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Splits each sequence of `bounds` in two: first its queries that see no key under a causal mask, then the others.
+    """Splits each sequence of `bounds` in two parts and returns the new bounds.
 
-    The first sequence of each pair has no keys.  The split is needed where queries outnumber keys: FlashInfer's kernels
-    for Ampere then reject a single sequence, and in a batch they do not mask a tile whose first query sees no key.
-    """
+    The first part has the queries without visible keys under a causal mask.  The second part has the other queries.
+    The split is needed if a sequence has more queries than keys.  FlashInfer's kernels for Ampere reject such a single
+    sequence.  In a batch, they do not mask a tile whose first query sees no key."""
     counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0)
     parts = torch.stack((hidden, counts - hidden), dim=1).flatten()
@@ -131,7 +132,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages for the pairs of sequences that `seeing_apart` makes.  offsets: (B + 1,)."""
+    """Returns the key or page offsets after `seeing_apart` split each sequence.  The first part has no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 
@@ -143,9 +144,8 @@ def plan_ragged(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> FlashInferPlan:
-    """Plans `wrapper` for a ragged batch: its sequences lie one after another in memory.
-
-    bounds: the offsets of queries and of keys, int32 on the CPU; heads: H, H_kv and D.
+    """Calls `wrapper.plan` for a ragged batch and returns the plan.  The sequences lie one after another in memory.
+    `bounds` holds the offsets of queries and of keys, int32 on the CPU.  `heads` is `(H, H_kv, D)`.
     """
     queries, keys = bounds
     unseeing = unseeing_rows(queries, keys.diff(), causal, device)
@@ -156,10 +156,10 @@ def plan_ragged(
 
 
 def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:
-    """Converts the result of `run`: log-sum-exp from base 2 to base e; 0 and -inf in the rows `unseeing`.
+    """Converts FlashInfer's result in place: `out` `[T, H, D]` and, if given, the log-sum-exp `[T, H]`.
 
-    FlashInfer gives rows that see no key a large finite log-sum-exp.  result[0]: (T, H, D), result[1]: (T, H).
-    """
+    Changes the log-sum-exp from base 2 to base e.  In the rows `unseeing`, sets `out` to 0 and the log-sum-exp to -inf.
+    FlashInfer gives such rows, which see no key, a large finite log-sum-exp."""
     out, lse = result if isinstance(result, tuple) else (result, None)
     if lse is not None:
         lse.mul_(LN2)

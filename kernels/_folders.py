@@ -1,4 +1,4 @@
-"""The cache folder of Rooflab, and checks that a folder can be written to."""
+"""Finds Rooflab's cache folder, and checks that a folder is writable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def check_caches(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises `ValueError` unless Rooflab's cache, and Triton's cache if Triton compiles, can be written to."""
+    """Raises `ValueError` unless Rooflab's cache is writable.  If Triton compiles, checks Triton's cache too."""
     check_writable("ROOFLAB_CACHE", cache_folder(environment))
     if environment.get("TRITON_INTERPRET") != "1":
         home = Path(environment.get("TRITON_HOME") or Path.home())
@@ -22,10 +22,10 @@ def check_caches(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_writable(name: str, folder: Path) -> None:
-    """Raises `ValueError` unless `folder` can be made and written to.  The error begins with `name`."""
+    """Raises `ValueError` unless `folder` can be made and is writable.  The error begins with `name`."""
     try:
         with tempfile.TemporaryDirectory(dir=next(p for p in (folder, *folder.absolute().parents) if p.exists())):
             return
     except OSError as error:
-        got = f"{str(folder)!r} ({error.strerror})"
-        raise ValueError(f"{name}: expected a folder that can be written to, got {got}") from error
+        problem = f"{str(folder)!r} ({error.strerror})"
+        raise ValueError(f"{name}: expected a folder that can be written to, got {problem}") from error

@@ -1,8 +1,8 @@
-"""C++ kernels for the CPU: the machine's compiler builds each source once, for this processor, and ctypes calls it.
+"""Builds C++ kernels for the CPU with the machine's compiler, once for each source, and calls them by ctypes.
 
-A launcher of two tensors takes 3 us, of which ctypes takes 1.  torch's dispatcher takes as much for each call.  The
-built library is kept in the cache folder; its file name is a hash of everything that the library depends on.  Parallel
-loops run on torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
+A launcher of two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher takes 3 us for each call too.  The
+cache folder keeps each built library under a file name that is a hash of all inputs of the build.  Parallel loops run
+on torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns the reason why a compiler cannot compile the headers, or None.  Tests each compiler once."""
+    """Returns the reason why a compiler cannot compile our headers, or None if it can.  Tests each compiler once."""
     texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
     marker = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
     if marker.is_file():
         return None
     command = [path, *OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"needs GCC 12 or Clang 15; {path} says: {_first_error(done.stderr)}"
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        return f"needs GCC 12 or Clang 15; {path} says: {_first_error(process.stderr)}"
     check_writable("ROOFLAB_CACHE", marker.parent)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
@@ -79,7 +79,7 @@ def _first_error(text: str) -> str:
 
 
 class NativeFunction:
-    """The function `run` of a C++ file."""
+    """Calls the function `run` of a C++ file."""
 
     def __init__(self, source: Path, types: str):
         loaded: Any = ctypes.CDLL(str(library(source)))
@@ -94,12 +94,12 @@ class NativeFunction:
         return self.run(*arguments)  # type: ignore[no-any-return]
 
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
-        """Returns those of the arguments that are addresses of tensors."""
+        """Returns the arguments that are addresses of tensors."""
         typed = zip(self._types, arguments, strict=True)
         return [value for letter, value in typed if letter == "p" and isinstance(value, int)]
 
     def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
-        """Returns the arguments as C++ takes them in a replay: 8 bytes each, with `moved(address)` for an address."""
+        """Packs the arguments for a replay: 8 bytes each.  A tensor's address is replaced by `moved(address)`."""
         values = []
         for letter, value in zip(self._types, arguments, strict=True):
             if letter == "f":
@@ -113,9 +113,9 @@ class NativeFunction:
 
 
 Launch = tuple[NativeFunction, tuple[Any, ...]]
-"""A function and the arguments of a call."""
+"""A C++ function and the arguments of one call."""
 recorded: list[Launch] | None = None
-"""The launches since a recording began, or None while nothing records."""
+"""Collects the launches while a recording runs (`_replay.py`), else None."""
 
 
 @cache
@@ -128,7 +128,7 @@ def built(source: Path, types: str) -> NativeFunction:
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """Packs 64-bit integers into an array that C++ takes as a pointer."""
+    """Returns an array of 64-bit integers, which a C++ function takes as a pointer."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
@@ -145,8 +145,8 @@ def library(source: Path) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as part:
-        compiled, linked = Path(part) / "compiled.o", Path(part) / "linked.so"
+    with tempfile.TemporaryDirectory(dir=target.parent) as temp_folder:
+        compiled, linked = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
         unit = f'#include "{source}"\n{REPLAY}'
         _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
@@ -162,12 +162,12 @@ def _run(command: list[str], source: Path, text: str = "") -> None:
 
 
 def _openmp_of_torch() -> str:
-    """Returns the path of the OpenMP library that this process has loaded with torch."""
+    """Returns the path of the OpenMP library that torch loaded in this process."""
     mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
     return next((path for path in mapped if "/torch/" in path), mapped[0] if mapped else "-lgomp")
 
 
 def processor() -> str:
-    """Returns the processor's model and features, because a library built for another processor may not run here."""
+    """Returns the processor's model and features.  A library built for another processor may not run here."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

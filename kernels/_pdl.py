@@ -1,12 +1,12 @@
-"""Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
-section "Programmatic Dependent Launch and Synchronization").
+"""Supports programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, on Hopper and later (CUDA C++
+Programming Guide, section "Programmatic Dependent Launch and Synchronization").
 
-With PDL a kernel may start before the previous kernel of its stream ends.  The kernel prefetches data that no kernel of
-a step writes (weights, tables) and waits until the previous kernel is complete.  Only then does it read or write
-anything else.  Each kernel signals when the next kernel may start.  Here a kernel signals at once, because the kernels
-are small and leave space on the SMs.  Without a signal the next kernel starts when the previous kernel ends.  The order
-holds through a chain of kernels, because every kernel waits: a kernel is complete only after all earlier kernels. CUDA
-C++ kernels wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
+With PDL a kernel may start before the previous kernel of its stream ends.  The kernel first prefetches data that no
+kernel of a step writes (weights, tables).  Then it waits until the previous kernel is complete.  Only after this wait
+does it read or write other data.  Each kernel also signals when the next kernel may start.  Here a kernel signals at
+once, because the kernels are small and leave space on the SMs.  Without a signal the next kernel starts when the
+previous kernel ends.  Every kernel waits, so a kernel completes only after all earlier kernels.  CUDA C++ kernels wait
+by `lib/pdl.h`, Triton kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _on = ContextVar("pdl", default=False)
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """In this context, kernels that support PDL are launched with PDL.  PDL needs compute capability 9.0, and weights
-    that no kernel is still writing."""
+    """Makes a context in which kernels that support PDL are launched with PDL.  PDL needs compute capability 9.0.  No
+    kernel may still be writing the weights."""
     token = _on.set(on)
     try:
         yield
@@ -39,12 +39,12 @@ def pdl_is_on() -> bool:
 
 
 def pdl_arguments() -> dict[str, bool]:
-    """Returns the arguments of a Triton launch: the kernel's PDL flag and, if PDL is on, the launcher's PDL option."""
+    """Returns the arguments of a Triton launch: the kernel's flag `PDL` and, if PDL is on, the option `launch_pdl`."""
     return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
 
 
 class _Attribute(ctypes.Structure):
-    """The struct CUlaunchAttribute of cuda.h; its value is a union of 64 bytes."""
+    """The struct CUlaunchAttribute of cuda.h.  Its value is a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
@@ -74,14 +74,13 @@ def _driver() -> Any:
 def launch_dependent(
     function: int, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int, stream: int
 ) -> None:
-    """Launches the CUfunction `function` of the current context with PDL; `values` are NumPy arguments.
+    """Launches the CUfunction `function` with PDL in the current context.  `values` are its arguments in NumPy types.
 
-    CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error.
-    """
+    CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error."""
     copied = ctypes.create_string_buffer(b"".join(values))
     first = ctypes.addressof(copied)
-    places = accumulate((value.nbytes for value in values[:-1]), initial=first)
-    arguments = (ctypes.c_void_p * len(values))(*places) if values else None
+    addresses = accumulate((value.nbytes for value in values[:-1]), initial=first)
+    arguments = (ctypes.c_void_p * len(values))(*addresses) if values else None
     sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
     config = _Config(*sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
     status = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), arguments, None)

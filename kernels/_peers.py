@@ -1,9 +1,9 @@
-"""Peers of the ops over rows: torch.compile, Liger-Kernel and QuACK.
+"""Provides comparison kernels ("peers") for row-wise ops such as norms: torch.compile, Liger-Kernel and QuACK.
 
-`compiled` is torch's second library kernel: the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989,
-`liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL.  Names
-and arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes
-seconds.  A time measured after a warm-up does not contain the compilation.
+`compiled` is the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989, `liger-kernel`) is written in
+Triton.  QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) is written in CuTe DSL.  Names and arguments are as
+in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes seconds.  A time measured
+after a warm-up does not contain the compilation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack":
 
 
 def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the decorated function as a peer of the op of its folder.  It is named `compiled`, `liger` or `quack`.
+    """Returns a decorator that registers a function as a comparison kernel ("peer").  The file's folder names the op.
 
-    The function's parameters are the op's arguments that the peer takes; `takes` are further fields of `kernel`.  A
-    function `compiled` goes through torch.compile.
+    The function's name is `compiled`, `liger` or `quack`.  Its parameters are the op's arguments that the kernel takes.
+    `takes` holds further fields of the registration.  A function `compiled` goes through torch.compile.
     """
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,5 +64,5 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def theirs(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function of another package.  The package is imported at the function's first call."""
+    """Returns a function of another package.  Imports the package at the function's first call."""
     return lambda *args: getattr(import_module(module), name)(*args)

@@ -1,4 +1,4 @@
-"""8-bit outputs of the kernels over rows."""
+"""Writes 8-bit outputs of row-wise kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_SCALE = 2.0**-126
 
 
 def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Writes fp32 `values` (T, N) to `out` by torch's calls.  With `scale` (T,), writes codes and scales."""
+    """Writes fp32 `values` `[T, N]` to `out` by torch's calls.  If `scale` `[T]` is given, quantises each row."""
     if scale is None:
         out.copy_(values)
         return

@@ -1,4 +1,4 @@
-"""The configs of the `fused` rungs of norms and softmax: a Triton program holds whole rows in registers."""
+"""Defines the configs of the `fused` kernels of norms and softmax.  A Triton program holds whole rows in registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = 2048
 
 @dataclass(frozen=True)
 class Config:
-    """A config of the kernel: rows per program, and warps."""
+    """A config of the kernel: the rows per program, and the number of warps."""
 
     block_t: int
     """The number of rows per program."""
@@ -28,14 +28,14 @@ class Config:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs: each possible number of warps, and for short rows several rows per program."""
+    """Returns the configs to try: each possible number of warps, and for short rows several rows per program."""
     row = int(next_power_of_2(int(case["H"])))
     blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
     return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the footprint: the rows in fp32 registers, without the weight."""
+    """Returns the resources of a CTA.  Registers hold the rows in fp32, without the weight."""
     threads = 32 * config.num_warps
     values = config.block_t * int(next_power_of_2(int(case["H"])))
     registers = cdiv(values, threads) + ADDRESS_REGISTERS
@@ -43,11 +43,11 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Returns a config with 1 to 16 warps and eight elements per thread (a 16-byte load in bf16).  With more rows than
-    SMs, a thread has twice as many elements, and short rows share a program."""
-    row, many = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
-    block_t = max(1, SHORT // row) if many else 1
-    per_thread = 16 if many else 8
+    """Returns the default config, with 1 to 16 warps and eight elements per thread (a 16-byte load in bf16).  If there
+    are more rows than SMs, a thread has 16 elements, and a program has several short rows."""
+    row, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    block_t = max(1, SHORT // row) if many_rows else 1
+    per_thread = 16 if many_rows else 8
     return Config(block_t, min(max(block_t * row // (per_thread * 32), 1), 16))
 
 

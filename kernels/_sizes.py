@@ -1,4 +1,4 @@
-"""Integer functions for launchers.  They take 0.1 to 0.2 us a call on the host; Triton's own functions take 3 us."""
+"""Provides integer functions for launchers.  A call takes 0.1 to 0.2 us on the host; Triton's functions take 3 us."""
 
 from __future__ import annotations
 

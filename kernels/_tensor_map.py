@@ -1,4 +1,4 @@
-"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch.  Triton makes maps for its own kernels."""
+"""Makes TMA tensor maps for CUDA C++ kernels.  The driver encodes a map at each launch.  Triton makes its own maps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ out of bounds are filled."""
 
 @dataclass(frozen=True)
 class CudaMap:
-    """A matrix in memory, from which TMA copies swizzled boxes of 64 rows by 128 bytes.  Each row is contiguous."""
+    """A matrix in memory from which TMA copies swizzled boxes of 64 rows by 128 bytes.  Each row is contiguous."""
 
     base: torch.Tensor
     """The tensor that gives the map's address, dtype and device."""
@@ -36,13 +36,12 @@ class CudaMap:
 
     @property
     def box(self) -> tuple[int, int]:
-        """Returns the size of a box: the elements along a row, and the rows."""
+        """Returns the size of a box: the number of elements per row, and the number of rows."""
         return ROW_BYTES // self.base.element_size(), BOX_ROWS
 
     def encoded(self) -> Any:
-        """Returns the map's 128 bytes, which a kernel takes by value, as a NumPy array of one element.
-
-        Raises `ValueError` where there is no driver, and where the driver refuses the map.
+        """Returns the map's 128 bytes as a NumPy array of one element.  A kernel takes this array by value.  Raises
+        `ValueError` if there is no driver, or if the driver refuses the map.
         """
         room = np.zeros(BYTES + ALIGNMENT, np.uint8)
         place = -room.ctypes.data % ALIGNMENT
@@ -63,8 +62,8 @@ class CudaMap:
         )
         if status:
             expected = "a matrix that cuTensorMapEncodeTiled takes"
-            got = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
-            raise ValueError(f"tensor map: expected {expected}, got {got}")
+            problem = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
+            raise ValueError(f"tensor map: expected {expected}, got {problem}")
         return target.view([("bytes", np.uint8, BYTES)])
 
 

@@ -1,4 +1,4 @@
-"""The conditions that a tensor must meet for a TMA tensor map."""
+"""Defines the conditions that a tensor must meet for a TMA tensor map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BARRIER_BYTES = 8
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Returns the address of the tensor's first element.  For a meta tensor, returns its offset in the storage."""
+    """Returns the address of the tensor's first element.  For a meta tensor, returns its byte offset in the storage."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()
     return int(tensor.data_ptr())

@@ -1,8 +1,8 @@
-"""Defects of torch's CPU products on some processors; a test call finds each defect, once per process.
+"""Tests for defects in torch's CPU matrix products.  A test call finds each defect, once per process.
 
-torch 2.13.0 (oneDNN) computes two layouts wrongly on Intel CPUs with AMX.  Both layouts are right on an AMD EPYC with
-AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel that would meet a defect
-refuses the layout with the reason given here, or does not pass the layout to torch.
+torch 2.13.0 (oneDNN) gives wrong results for two memory layouts on Intel CPUs with AMX.  Both layouts give right
+results on an AMD EPYC with AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  An affected
+kernel refuses the layout with the reason given here, or does not pass the layout to torch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ TILE_K = 32
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
-    """Returns the reason why torch's CPU products compute `a` (M, K) wrongly, or None if they are right.
+    """Returns why torch's CPU matrix products compute `a` `[M, K]` wrongly, or None if they compute it right.
 
     The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN
-    there makes the result NaN.  Rows without padding are safe: only values of `a` follow.  Column strides are free.
-    """
+    there makes the result NaN.  Rows without padding are safe, because only values of `a` follow."""
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape
@@ -37,13 +36,13 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns why a kernel refuses `inputs`, or None: for kernels that pass `a` unchanged to torch's products."""
+    """Returns why a kernel that passes `a` unchanged to torch's matrix products refuses `inputs`, or None."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 
 
 def check_rows(a: torch.Tensor) -> None:
-    """Raises `ValueError` where torch's CPU products would compute `a` (M, K) wrongly."""
+    """Raises `ValueError` if torch's CPU matrix products would compute `a` `[M, K]` wrongly."""
     reason = why_not_padded_rows(a)
     if reason:
         raise ValueError(f"a: {reason}")
@@ -51,7 +50,7 @@ def check_rows(a: torch.Tensor) -> None:
 
 @cache
 def reads_behind_rows(dtype: torch.dtype) -> bool:
-    """Returns whether `torch.mm` on this CPU reads the padding between rows of its first operand."""
+    """Returns whether `torch.mm` on this CPU reads the padding between the rows of its first operand."""
     M, N, K = 33, 65, 33
     padded = torch.full((M, K + 7), torch.nan, dtype=dtype)
     padded[:, :K] = 1
@@ -61,10 +60,10 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
 
 @cache
 def scaled_mm_writes_between_rows() -> bool:
-    """Returns whether `torch._scaled_mm` on this CPU writes to a padded `out` as if the rows had no padding."""
+    """Returns whether `torch._scaled_mm` on this CPU ignores the padding of `out` and writes between its rows."""
     M, N, K, mark = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
     scale = torch.ones(())
-    wide = torch.full((M, 2 * N), mark, dtype=torch.bfloat16)
-    torch._scaled_mm(a, b.mT, scale, scale, out_dtype=torch.bfloat16, out=wide[:, :N])
-    return not bool((wide[:, :N] == K).all() and (wide[:, N:] == mark).all())
+    padded_out = torch.full((M, 2 * N), mark, dtype=torch.bfloat16)
+    torch._scaled_mm(a, b.mT, scale, scale, out_dtype=torch.bfloat16, out=padded_out[:, :N])
+    return not bool((padded_out[:, :N] == K).all() and (padded_out[:, N:] == mark).all())

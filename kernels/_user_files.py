@@ -1,4 +1,4 @@
-"""Imports a user's file by its path.  The file can import the files beside it, as a script can, and its package."""
+"""Imports a user's file by its path.  The file can import other files of its folder, and its package."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ _folders: set[Path] = set()
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns the module.  Errors of the file are not caught.
+    """Runs a Python file as a new module and returns the module.  Does not catch the file's errors.
 
-    The module's name in `sys.modules` begins with a package for the folder above all `__init__.py`.  So relative
-    imports work, and two users' files `mine.py` do not collide.
-    """
+    The module's name begins with a package name that is unique for the folder around the user's package.  So relative
+    imports work, and two users' files with the same name, such as `mine.py`, do not collide."""
     path = path.resolve()
     root = path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
         root = root.parent
     package = f"{USER_FILES}{abs(hash(root))}"
     if package not in sys.modules:
-        above = ModuleSpec(package, None, is_package=True)
-        above.submodule_search_locations = [str(root)]
-        sys.modules[package] = importlib.util.module_from_spec(above)
+        package_spec = ModuleSpec(package, None, is_package=True)
+        package_spec.submodule_search_locations = [str(root)]
+        sys.modules[package] = importlib.util.module_from_spec(package_spec)
     for folder in (root, path.parent):
         _put_first(folder)
     inner = ".".join((package, *path.parent.relative_to(root).parts))
@@ -53,15 +52,15 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts a folder first on `sys.path`.  Forgets modules of other users' folders that have names of this folder."""
+    """Puts `folder` first on `sys.path`.  Unloads other users' modules if `folder` has modules of the same names."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
-        place = file.parent.parent if file.name == "__init__.py" else file.parent
-        if "." not in name and place != folder and place in _folders and _has(folder, name):
-            for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
+        module_folder = file.parent.parent if file.name == "__init__.py" else file.parent
+        if "." not in name and module_folder != folder and module_folder in _folders and _has(folder, name):
+            for loaded in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:
                 del sys.modules[loaded]
     _folders.add(folder)
 
@@ -71,5 +70,5 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type of an error and the first line of its text."""
+    """Returns the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,4 +1,4 @@
-"""Measures how long this process's threads waited for a core.  Times differ between a busy and a quiet machine."""
+"""Measures how long this process's threads waited for a core.  Times differ between a busy and an idle machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TASKS = Path("/proc/self/task")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
-    """Returns for each thread the nanoseconds that it ran and that it waited for a core.  Leaves out threads that have
-    ended.  Returns no threads if the system has no such counts."""
+    """Returns two times in nanoseconds for each thread: how long it ran, and how long it waited for a core.  Leaves out
+    threads that have ended.  Returns an empty dict if the system does not report these times."""
     times = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with suppress(OSError):
@@ -25,12 +25,11 @@ def run_times() -> dict[int, tuple[int, int]]:
 
 
 def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
-    """Returns the ratio of waiting time to running time of this process's working threads since `began`, a result of
-    `run_times`.  Returns None if the system has no such counts.
+    """Returns the ratio of waiting time to running time since `began`, over this process's working threads.
 
-    A thread that hardly ran did not work: a library's helper thread waits for as long as the others use all cores.
-    """
-    changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
-    most = max((ran for ran, _ in changes), default=0)
-    ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * most], axis=0) if most else (0, 0)
+    `began` is a result of `run_times`.  Returns None if the system does not report these times.  A thread that hardly
+    ran does not count as working.  For example, a library's helper thread waits while other threads use all cores."""
+    changes = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
+    peak = max((ran for ran, _ in changes), default=0)
+    ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * peak], axis=0) if peak else (0, 0)
     return float(waited / ran) if ran > 0 else None

@@ -1,12 +1,13 @@
 """Turns a launching function into a kernel with the op's own arguments: adds checks, outputs and a config.
 
-A launcher's parameters are the arguments and results that it needs, without defaults:
+A launcher is a function that launches device code.  Its parameters are the arguments and results that it needs, without
+defaults.  The launcher in `kernels/rmsnorm/fused.py` becomes the kernel `rmsnorm/fused`:
 
     @kernel(backend="triton", tuning=TUNING, limits={"H": 16384})
     def fused(x, weight, out, *, eps, config): ...
 
-in `kernels/rmsnorm/fused.py` is `rmsnorm/fused`, called as `fused(x, weight, eps, out=None)`.  Arguments are checked
-once for each layout (shapes, strides, dtypes, devices, options).  To look up a layout costs about 1 us a tensor.
+A caller writes `fused(x, weight, eps, out=None)`.  Arguments are checked once for each layout (shapes, strides, dtypes,
+devices, options).  The lookup of a known layout costs about 1 us per tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.registry import Backend, Function, Kernel, Role, add_kernel, get_op, who_takes
-from rooflab.kernels.takes import OWN, Takes, Unsupported
+from rooflab.kernels.takes import EXTRA_ARGUMENTS, Takes, Unsupported
 from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, Packed
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
@@ -34,7 +35,7 @@ MOST_LAYOUTS = 4096
 
 @dataclass(slots=True)
 class BoundCall:
-    """The results of the checks for one layout, and what a call with this layout needs."""
+    """Holds the results of the checks for one layout, and the data that a call with this layout needs."""
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
@@ -56,7 +57,7 @@ class BoundCall:
 
 @dataclass(eq=False)
 class Launcher:
-    """Launches one kernel, and remembers the layouts that were checked."""
+    """Launches one kernel, and remembers the layouts (shapes, strides, dtypes) that were checked."""
 
     spec: OpSpec
     contract: Contract
@@ -89,31 +90,31 @@ class Launcher:
         if self.results:
             parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
         optional = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
-        parameters += [each.replace(kind=each.KEYWORD_ONLY, default=None) for each in optional]
+        parameters += [extra.replace(kind=extra.KEYWORD_ONLY, default=None) for extra in optional]
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launches the kernel with the op's arguments."""
-        named = dict(zip(self.positional, args, strict=False))
-        if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(named)):
+        positional_values = dict(zip(self.positional, args, strict=False))
+        if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(positional_values)):
             self.signature.bind(*args, **kwargs)
-        arguments = {**self.defaults, **named, **kwargs}
+        arguments = {**self.defaults, **positional_values, **kwargs}
         outs = arguments.pop("out", None)
         if outs is not None and not isinstance(outs, tuple):
             outs = (outs,)
         bound = self.bound(arguments, outs)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(arguments, bound.dims)
-        made = {} if outs is None else dict(zip(bound.made, outs, strict=True))
+        outputs = {} if outs is None else dict(zip(bound.made, outs, strict=True))
         if outs is None:
             for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
-                made[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
+                outputs[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
         arguments.update(bound.absent)
-        arguments.update(made)
-        results = tuple(made.values())
+        arguments.update(outputs)
+        results = tuple(outputs.values())
         result = results[0] if len(results) == 1 else results or None
-        for name, nbytes, other, other_nbytes, over, error in bound.apart:
-            start, begin = arguments[name].data_ptr(), arguments[other].data_ptr()
+        for name, nbytes, other_name, other_nbytes, over, error in bound.apart:
+            start, begin = arguments[name].data_ptr(), arguments[other_name].data_ptr()
             if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
                 raise ValueError(error)
         if bound.instead is not None:
@@ -133,7 +134,7 @@ class Launcher:
         return result if bound.made else returned
 
     def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Returns the `BoundCall` of these arguments' layout.  Checks a new layout.  Raises `ValueError`."""
+        """Returns the `BoundCall` of the layout of `arguments`.  Raises `ValueError` if a new layout is refused."""
         key: tuple[Any, ...] | None
         try:
             tensors = self._tensors_of(arguments) if outs is None else (*self._tensors_of(arguments), None, *outs)
@@ -160,7 +161,7 @@ class Launcher:
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values of integer tensors, if these values are read."""
+        """Raises `ValueError` on wrong values in integer tensors, if `_checks` allows a read of these values."""
         first = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first):
             self.contract.bounds(arguments, dims)
@@ -168,7 +169,7 @@ class Launcher:
             self.contract.values(arguments, dims)
 
     def _bind(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Binds a new layout.  Raises `ValueError` on arguments that the op or this kernel does not take."""
+        """Checks a new layout and returns its `BoundCall`.  Raises `ValueError` if the op or this kernel refuses it."""
         dims = self.contract.check(arguments)
         tensors = {name: arguments[name] for name in self.tensors if arguments[name] is not None}
         device = arguments[self.tensors[0]].device
@@ -176,9 +177,9 @@ class Launcher:
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
         if reason := self.kernel.unsupported(self.spec.arguments(arguments, config=None, device="cuda")):
-            plain = {name: arguments[name] for name in self.signature.parameters if name not in OWN}
+            op_arguments = {name: arguments[name] for name in self.signature.parameters if name not in EXTRA_ARGUMENTS}
             # Nobody else takes a packed form.
-            raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, plain)))
+            raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, op_arguments)))
         returned = {name: result for name, result in self.results.items() if result.wanted(arguments)}
         if outs is not None and len(outs) != len(returned):
             raise ValueError(f"out: expected {len(returned)} tensors, got {len(outs)}")
@@ -195,12 +196,12 @@ class Launcher:
         if self.allocates and outs is None and other is None:
             returned = {}
         strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
-        made = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in returned.items()}
+        outputs = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in returned.items()}
         absent = dict.fromkeys(name for name in self.results if name not in returned)
-        return BoundCall(dims, made, absent, apart, device, gpu, config, other)
+        return BoundCall(dims, outputs, absent, apart, device, gpu, config, other)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """Returns the pairs that may not overlap: each output of the caller with each input and each earlier output."""
+        """Returns the pairs of tensors that may not overlap: each given output with each input and earlier output."""
         spans = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -210,14 +211,14 @@ class Launcher:
         for name in [name for name in outs if name in spans]:
             for other in takewhile(name.__ne__, spans):
                 over = other == self.in_place[name]
-                itself, what = f", or {other} itself" * over, other if other in inputs else "another output"
-                error = f"out: expected memory of its own{itself}, got memory that overlaps {what}'s"
+                itself, owner = f", or {other} itself" * over, other if other in inputs else "another output"
+                error = f"out: expected memory of its own{itself}, got memory that overlaps {owner}'s"
                 over = over and (outs[name].shape, outs[name].stride()) == (inputs[other].shape, inputs[other].stride())
                 apart.append((name, spans[name], other, spans[other], over, error))
         return apart
 
     def default_config(self, arguments: CallArguments, dims: Dims) -> Any:
-        """Returns the config for a call with these arguments in which the caller gives no config."""
+        """Returns the config of a call with these `arguments` and without a config from the caller."""
         contract, first = self.contract, arguments[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(arguments)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
@@ -225,18 +226,18 @@ class Launcher:
         return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
-        """Returns the result of `traffic` for these inputs, with the config that their launch would have."""
+        """Returns `traffic(inputs)`.  If `inputs` have no config, takes the config that their launch would have."""
         if self.kernel.tuning is not None and inputs.config is None:
             inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Returns a function that gets the values of these names.  For several names it is a single call of C."""
-    every = tuple(names)
-    if len(every) > 1:
-        return itemgetter(*every)
-    return (lambda arguments: (arguments[every[0]],)) if every else lambda arguments: ()
+    """Returns a function that reads the values of `names` from a mapping.  Several names need only one call into C."""
+    keys = tuple(names)
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    return (lambda arguments: (arguments[keys[0]],)) if keys else lambda arguments: ()
 
 
 def kernel(
@@ -255,20 +256,19 @@ def kernel(
 ) -> Callable[[Function], Function]:
     """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
 
-    The launcher is called with all arguments that it names, after the checks; with its results (named as in the
-    contract) allocated; and with `config` chosen.  It need not return the results.  A launcher without results among
-    its parameters returns the tensors that it made.  A launcher with `**others` gets all of the op's arguments.
+    The launcher is called after the checks, with all arguments that it names.  Its results (named as in the contract)
+    are allocated, and its `config` is chosen.  It need not return the results.  A launcher without results among its
+    parameters returns the tensors that it made.  A launcher with `**others` gets all of the op's arguments.
 
-    `options` are the fields of `Takes`, which list the calls that the kernel takes, and the other fields of `Kernel`.
-    `unsupported` gives further reasons to refuse a call.  `aligned` names tensors whose address matters to
-    `unsupported` or `bind`; the address of `out` then matters too.  `bind` is called once for each layout with
-    arguments and results; the launcher gets its value as `bound`.  `empty` computes the results if an argument is empty
-    and the results are not. `packed` describes the weight that `prepare` makes.  A kernel that `allocates` gets None
-    for a result that the caller did not pass, and returns its own tensor, because a call of torch is fastest then.  A
-    C++ kernel itself makes the checks of the contract's `bounds`.  `traffic` finds the launch's config in
-    `inputs.config`; without `traffic`, the calls of torch in an op's folder are `counted`.  A kernel named `naive` or
-    `library` has that role, others are `optimized`. Raises `TypeError` and `ValueError` as `registry.register` does.
-    """
+    `options` are fields of `Takes` (the calls that the kernel takes) and other fields of `Kernel`.  `unsupported` gives
+    further reasons to refuse a call.  `aligned` names tensors with an address that matters to `unsupported` or `bind`.
+    The address of `out` then matters too.  `bind` is called once for each layout, with arguments and results.  The
+    launcher gets the value of `bind` as `bound`.  `empty` computes the results if an argument is empty and the results
+    are not.  `packed` describes the weight that `prepare` makes.  With `allocates`, the kernel gets None for a result
+    that the caller did not pass.  It returns its own tensor, because a torch call is fastest then.  A C++ kernel itself
+    makes the checks of the contract's `bounds`.  `traffic` finds the config of the launch in `inputs.config`.  Without
+    `traffic`, the torch calls of a kernel in an op's folder are `counted`.  A kernel named `naive` or `library` has
+    that role; other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 
     def decorate(fn: Function) -> Function:
@@ -282,7 +282,7 @@ def kernel(
         of_takes = settings.keys() & {field.name for field in fields(Takes)}
         takes = Takes(**{option: settings.pop(option) for option in of_takes})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
-        why = partial(takes.why_not, contract=contract, rest=unsupported)
+        why_unsupported = partial(takes.why_not, contract=contract, rest=unsupported)
         aligned_too = (*aligned, *takes.whole, *takes.mapped)
         launcher = Launcher(spec, contract, fn, aligned_too, bind, empty, backend == "cpp", allocates)
 
@@ -293,7 +293,7 @@ def kernel(
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
         usual = name if name in ("naive", "library") else "optimized"
         launcher.kernel = add_kernel(
-            spec, name, cast(Role, role or usual), backend, launch, unsupported=why,
+            spec, name, cast(Role, role or usual), backend, launch, unsupported=why_unsupported,
             takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else traffic, **settings,
         )  # fmt: skip
         return cast(Function, launch)

@@ -17,9 +17,9 @@ def pin_matmul_precision() -> None:
 
 
 def matmul_precision() -> str:
-    """Returns the current precision, for a record: `highest`, plus `+16-bit reductions` if they are allowed."""
-    allowed = (
+    """Returns the name of the current precision: `highest`, plus `+16-bit reductions` if torch allows them."""
+    reductions_allowed = (
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         or torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     )
-    return torch.get_float32_matmul_precision() + ("+16-bit reductions" if allowed else "")
+    return torch.get_float32_matmul_precision() + ("+16-bit reductions" if reductions_allowed else "")

@@ -1,7 +1,7 @@
-"""The registry of all ops and kernels, of this package and of other packages.
+"""Holds the registry of all ops and kernels, of this package and of other packages.
 
-The registry finds modules by listing folders, so a new op or kernel needs no entry in a list.  Other code comes as a
-file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers its kernels in the same way.
+The registry finds modules by listing folders, so a new op or kernel needs no entry in a list.  Other packages provide a
+file (`load_file`) or an entry point of the group `rooflab.kernels`, and register their kernels in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from packaging.version import Version
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import IMPORT_ERRORS, first_line, import_file
-from rooflab.kernels.takes import OWN, Refusal, Takes, Unsupported
+from rooflab.kernels.takes import EXTRA_ARGUMENTS, Refusal, Takes, Unsupported
 from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning, bucket_of, recorded_choice, rows_of
 from rooflab.reference.spec import Arguments, OpSpec, Scheme
@@ -97,11 +97,11 @@ class Kernel:
 
     @property
     def has_code(self) -> bool:
-        """Returns whether the kernel's code is compiled here and can be emulated.  A package has its own CUDA code."""
+        """Returns whether the kernel's code is compiled here and can be emulated; a package's own CUDA code is not."""
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
-        """Calls the kernel.  An argument that the kernel lacks raises `ValueError`, unless it has its default value."""
+        """Calls the kernel.  An argument that the kernel lacks must have its default value, or raises `ValueError`."""
         if refusal := self.why_not_args(inputs):
             raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
@@ -144,13 +144,13 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns the reason why the kernel cannot take these arguments, and a kernel that can, or None.  An
-        unregistered op needs `spec`; with `spec` the result names no other kernel."""
-        defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
+        """Returns why the kernel cannot take these arguments, with a kernel that can; None if it can take them.  An
+        unregistered op needs `spec`.  With `spec`, the result names no other kernel."""
+        defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
-        taken = "" if spec or not reason else who_takes(self, inputs)
-        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{taken}") if reason else None
+        alternative = "" if spec or not reason else who_takes(self, inputs)
+        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{alternative}") if reason else None
 
     @property
     def tunable(self) -> Tuning:
@@ -160,25 +160,25 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device` without a given config: the recorded choice if legal for this
-        case, else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
+        """Returns the config of a launch on `device`: the recorded choice if it is legal for this case, else the
+        default.  Returns None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
         rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         entry = {} if rows is None else recorded_choice(self.op, card, bucket_of(rows))
         values = entry["configs"].get(self.name) if entry.get("scheme") == scheme.name else None
         config = None if values is None else self.tuning.make_config(values)
-        taken = config is not None and self.tuning.is_legal(config, case, scheme)
-        return config if taken else self.tuning.heuristic(case, scheme)
+        use_record = config is not None and self.tuning.is_legal(config, case, scheme)
+        return config if use_record else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """Returns the kernel with a fixed config, which its traffic uses too.  Raises `ValueError` on another type."""
+        """Returns the kernel with a fixed `config`, also for its traffic.  Raises `ValueError` on another type."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
-        """Returns the kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs, None if it is unknown."""
+        """Returns the kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs, or None if unknown."""
         if self.traffic == "counted":
             return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
@@ -200,8 +200,8 @@ def interpreting() -> bool:
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns the kernels that must not run in this process, because they broke another process of the run: the reason
-    by id. The JSON file that `ROOFLAB_EXCLUDE` names lists these kernels."""
+    """Returns, by kernel id, why a kernel must not run in this process: it broke another process of the run.  The
+    environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
@@ -214,7 +214,7 @@ def add_op(op: OpSpec) -> OpSpec:
 
 
 def get_op(name: str) -> OpSpec:
-    """Returns the op called `name`.  Raises `ValueError` that lists the known ops."""
+    """Returns the op called `name`.  If the op is unknown, raises `ValueError` with the list of known ops."""
     if name not in _ops and name in _folders():
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
     known_ops = _ops if name in _ops else ops()
@@ -229,12 +229,11 @@ def _unknown(text: str) -> ValueError:
 
 
 def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any) -> Callable[[Function], Function]:
-    """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
+    """Registers the decorated function as a kernel of `op` and returns it.  A Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    arguments (plus `OWN`), or if a tunable kernel lacks a part.  Raises `ValueError` if the name is taken, or on an
-    unknown role, backend or op.
-    """
+    arguments (plus `OWN`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises `ValueError` if the
+    name is taken, or on an unknown role, backend or op."""
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
@@ -246,7 +245,7 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
-    """Registers a function as a kernel.  Raises the errors of `register`."""
+    """Registers a function as a kernel.  Raises the same errors as `register`."""
     for option, value, choices in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
         if value not in choices:
             raise ValueError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
@@ -262,19 +261,19 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` unless the kernel takes the reference's arguments in their order; keyword-only arguments may
-    be missing.  A kernel has `config` and `plan` if and only if it is registered with functions that make them."""
+    """Raises `TypeError` unless the kernel takes the reference's arguments in order; keyword-only arguments may be
+    missing.  The argument `config` must come with `tuning`, and `plan` with a function `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
-    extra = {name: parameters.pop(name, None) for name in OWN}
-    expected = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
+    extra = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
+    expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
     for theirs, ours in zip_longest(expected, parameters.values()):
         if theirs is None or ours is None or (theirs.name, theirs.default) != (ours.name, ours.default):
             needs = "no other argument" if theirs is None else f"the argument {theirs.replace(annotation=theirs.empty)}"
             has = "none" if ours is None else ours.replace(annotation=ours.empty)
             raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
-        each = extra[name]
-        if (each is None) != (value is None) or (each and (each.kind, each.default) != (each.KEYWORD_ONLY, None)):
+        param = extra[name]
+        if (param is None) != (value is None) or (param and (param.kind, param.default) != (param.KEYWORD_ONLY, None)):
             raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
     for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
         if name not in spec.prepared_with:
@@ -301,7 +300,7 @@ def kernels(op: str) -> dict[str, Kernel]:
 
 
 def every_kernel() -> list[Kernel]:
-    """Returns the kernels of all ops, of this repository and of entry points."""
+    """Returns the kernels of all ops, from this repository and from entry points of other packages."""
     return [kernel for op in ops() for kernel in kernels(op).values()]
 
 
@@ -316,25 +315,25 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns `; gemm/tma takes it` for the nearest lower rung that takes these arguments, else library or naive."""
-    spec, rungs, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
-    while below in rungs and below not in (*names, "naive"):
-        names.append(below)
-        below = rungs[below].over
-    others = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
-    taking = (other for other in others if other != kernel and other.why_not_args(inputs, spec) is None)
+    """Returns, for example, `; gemm/tma takes it`: the next simpler kernel that takes `inputs`, or library or naive."""
+    spec, rungs, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
+    while lower_name in rungs and lower_name not in (*names, "naive"):
+        names.append(lower_name)
+        lower_name = rungs[lower_name].over
+    candidates = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
+    taking = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
 
 
 @cache
 def _folders() -> tuple[str, ...]:
-    """Returns the ops of the repository.  Each op has a folder of kernels and a reference with the op's name."""
+    """Returns the names of the repository's ops.  Each op has a folder of kernels, and a reference of the same name."""
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels of one op of the repository.  Imports kernels of other ops only where these kernels do."""
+    """Imports the kernels of one op of the repository, and of other ops only what these kernels import."""
     with _loading:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
@@ -342,23 +341,23 @@ def _load(op: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Imports every entry point.  An entry point may be broken, and may add a kernel to any op of the repository."""
+    """Imports every entry point of other packages.  An import may fail, or add a kernel to any op of the repository."""
     points = entry_points(group="rooflab.kernels")
     for op in _folders() if points else ():
         _load(op)
     for entry_point in points:
         if (error := _broken(entry_point.load)) is not None:
-            why = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
-            broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
+            reason = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
+            broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", reason))
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports code of another package.  Returns None, or the error; after an error nothing stays registered."""
-    before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
+    """Calls `load`, which imports code of another package.  Returns the error, after undoing registrations, or None."""
+    snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
     except IMPORT_ERRORS as error:
-        for registered, saved in before:
+        for registered, saved in snapshots:
             registered.clear()
             registered.update(saved)
         return error
@@ -373,12 +372,12 @@ def load_file(path: Path) -> list[Kernel]:
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     known_ids = {kernel.id for kernel in every_kernel()}
-    failed = _broken(partial(import_file, path))
-    if failed is not None and _card.pretended is not None:  # not before: a file may ask for a GPU
+    error = _broken(partial(import_file, path))
+    if error is not None and _card.pretended is not None:  # not before: a file may ask for a GPU
         with _card.pretended():
-            failed = _broken(partial(import_file, path))
-    if failed is not None:
-        raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
+            error = _broken(partial(import_file, path))
+    if error is not None:
+        raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(error)}") from error
     added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known_ids}
     if not added:
         raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")

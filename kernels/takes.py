@@ -1,6 +1,7 @@
-"""Data that states which calls a rung takes: dtypes, sizes, options, and layouts in memory; and the class `Refusal`.
+"""Describes the calls that a kernel takes: dtypes, sizes, options and memory layouts.  Also describes refusals.
 
-The function `kernel` of `kernels/launcher.py` has these fields.  This file writes the sentence of a refusal.
+The function `kernel` of `kernels/launcher.py` has the fields of `Takes` as arguments.  The class `Refusal` holds the
+reason of a refusal.  This file also writes the sentence of the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.reference.contract import CallArguments, Contract
 from rooflab.reference.spec import Arguments
 
-OWN = ("out", "config", "plan")
+EXTRA_ARGUMENTS = ("out", "config", "plan")
 """The arguments that a kernel may have in addition to the reference's arguments."""
 HALVES = (torch.float16, torch.bfloat16)
 OF_FIRST = ("itemsize", "device")
@@ -43,7 +44,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Takes:
-    """The calls that a rung takes.  An empty field sets no limit: the rung then takes all that the op takes."""
+    """Describes the calls that a kernel takes.  An empty field sets no limit beyond the op's own limits."""
 
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     """The dtypes that the rung takes, by the names of tensors."""
@@ -62,21 +63,21 @@ class Takes:
     """The tensors with a TMA map: as in `whole`, and the innermost stride is 1, and no other stride is 0."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
-        """Raises `TypeError` on a name that is not a name of the op."""
+        """Raises `TypeError` if a name in a field is not an argument or a dimension of the op."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
         known_names = {*parameters, *dims, *OF_FIRST}
-        held = [name for text in self.holds for name in _compiled(text).co_names]
-        for name in (*self.dtypes, *self.limits, *self.off, *held, *self.contiguous, *self.whole, *self.mapped):
+        hold_names = [name for text in self.holds for name in _compiled(text).co_names]
+        for name in (*self.dtypes, *self.limits, *self.off, *hold_names, *self.contiguous, *self.whole, *self.mapped):
             if name not in known_names:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns the reason why this data, or else `rest`, refuses a call with these arguments, or None."""
+        """Returns why the fields, or else the function `rest`, refuse a call with these arguments, or None."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
     def _refused(self, arguments: CallArguments, contract: Contract) -> Iterator[str]:
-        """Yields a sentence for each reason to refuse."""
+        """Yields a sentence for each reason to refuse a call."""
         tensors = {name: x for name in contract.arguments if (x := arguments.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
@@ -96,15 +97,15 @@ class Takes:
             for text, expected in self.holds.items():
                 names = _compiled(text).co_names
                 if values.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, values):
-                    got = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
-                    yield f"{_argument(contract, names[0])}: expected {expected}, got {got}"
+                    actual = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
+                    yield f"{_argument(contract, names[0])}: expected {expected}, got {actual}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
                 yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
         for tma, layouts in ((False, self.whole), (True, self.mapped)):
             for name, inner in layouts.items():
-                if name in tensors and (why := why_not_mapped(tensors[name], inner, tma)):
-                    yield f"{name}: {why}"
+                if name in tensors and (refusal := why_not_mapped(tensors[name], inner, tma)):
+                    yield f"{name}: {refusal}"
 
 
 @cache
@@ -113,25 +114,25 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Returns the reason why TMA cannot make a map of `x`, or None.  Without `tma`: why 16-byte copies do not fit."""
+    """Returns why TMA cannot make a tensor map of `x`, or None.  Without `tma`: why 16-byte copies do not fit `x`."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:
-        steps = [step for other, step in enumerate(strides) if other != dim and x.shape[other] > 1]
+        steps = [step for axis, step in enumerate(strides) if axis != dim and x.shape[axis] > 1]
         whole = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
         fits = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[dim] == 1 or x.stride(dim) == 1)
         if not x.numel() or (whole and (fits or not tma)):
             return None
-    others = f"strides of whole {ALIGNMENT} bytes"
-    expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {others}, for TMA"
-    got = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
-    return f"expected {expected if tma else f'an address and {others}'}, got {got}"
+    strides_text = f"strides of whole {ALIGNMENT} bytes"
+    expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {strides_text}, for TMA"
+    actual = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
+    return f"expected {expected if tma else f'an address and {strides_text}'}, got {actual}"
 
 
 def _argument(contract: Contract, name: str) -> str:
     """Returns the name of the first tensor with the dimension `name`.  Returns `name` if no tensor has it."""
     tensors = contract.arguments.items()
-    return next((each for each, x in tensors if name in [dim.name for dim in x.dims]), name)
+    return next((argument for argument, x in tensors if name in [dim.name for dim in x.dims]), name)
 
 
 def _words(limit: Limit) -> str:
@@ -139,5 +140,5 @@ def _words(limit: Limit) -> str:
         return f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
     if isinstance(limit, int):
         return f"at most {limit}"
-    whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
-    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"
+    multiples = f" in multiples of {limit.step}" if limit.step > 1 else ""
+    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{multiples}"

@@ -1,9 +1,9 @@
-"""Counts the bytes that torch's calls move.  The calls run on `meta` tensors: nothing is computed.
+"""Counts the bytes that torch calls move.  The calls run on `meta` tensors, so nothing is computed.
 
-Each call reads its operands once and writes its results, as if L2 were empty at its start.  torch's kernels do this for
-tensors larger than L2.  A view and an allocation move nothing.  A broadcast operand counts by its distinct elements, an
-indexed tensor by the rows that are read or written.  A call whose inside is unknown, such as a sort or a fused
-attention, counts as a single read of its operands.
+The count assumes that L2 is empty at the start of a call: the call reads its operands once and writes its results.
+torch's kernels do this for tensors larger than L2.  A view or an allocation moves nothing.  A broadcast operand counts
+by its distinct elements.  An indexed tensor counts by the rows that are read or written.  A sort or a fused attention
+is opaque, and counts as a single read of its operands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from rooflab.kernels import _device
 from rooflab.roofline.model import Traffic
 
-MOST = 2**18
+MAX_KEPT_ELEMENTS = 2**18
 """The largest integer tensor, in elements, whose values are kept, because kernels read lengths and slots."""
 VALUES = (torch.int32, torch.int64, torch.bool)
 """The dtypes of tensors whose values kernels read."""
@@ -50,7 +50,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class TorchCall:
-    """A call of torch that moves data, with tensors of the sizes that it reads and writes."""
+    """Describes a torch call that moves data.  Its tensors have the sizes that the call reads and writes."""
 
     name: str
     """The name of the call, such as `mm`, without namespace and overload."""
@@ -61,7 +61,7 @@ class TorchCall:
 
 
 def steps(*moves: tuple[float, float]) -> Traffic:
-    """Returns the traffic of successive launches.  Each pair in `moves` is the bytes that a launch reads and writes."""
+    """Returns the traffic of successive launches.  Each pair in `moves` has the bytes read and the bytes written."""
     return Traffic(
         read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
     )
@@ -82,17 +82,17 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
     """Returns the calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
     calls: list[TorchCall] = []
-    before, _device.counted = _device.counted, device
+    previous_device, _device.counted = _device.counted, device
     try:
         with _Whole(calls), _Calls(calls):
             run()
     finally:
-        _device.counted = before
+        _device.counted = previous_device
     return calls
 
 
 def is_elementwise(func: Any, name: str) -> bool:
-    """Returns whether a result of the call has the shape to which its operands are broadcast."""
+    """Returns whether the call is elementwise: a result has the broadcast shape of the operands."""
     return name in ELEMENTWISE or torch.Tag.pointwise in getattr(func, "tags", ())
 
 
@@ -127,7 +127,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns True, because torch otherwise imports its compiler here, which takes 1 s."""
+        """Returns False, because torch otherwise imports its compiler here, which takes 1 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,18 +136,18 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return COMPOSED[func](*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        read, changed = _operands(func, name, args, kwargs)
-        result = _result(func, name, args, kwargs, changed)
-        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        written = changed or [x for x in made if not any(_shared(x, other) for other in read)]
-        if written and name not in ALLOCATES:
+        operands, changed_tensors = _operands(func, name, args, kwargs)
+        result = _result(func, name, args, kwargs, changed_tensors)
+        results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        outputs = changed_tensors or [x for x in results if not any(_shared(x, other) for other in operands)]
+        if outputs and name not in ALLOCATES:
             if name in TAKES:
-                read = [made[0], *read[1:]]
+                operands = [results[0], *operands[1:]]
             elif name in PUTS:
-                written = [_put(args, name)]
-            moved = [tuple(x for x in part if x.numel() > (x.dim() == 0)) for part in (read, written)]
-            if any(moved):
-                self.calls.append(TorchCall(name, is_elementwise(func, name), *moved))
+                outputs = [_put(args, name)]
+            moves = [tuple(x for x in group if x.numel() > (x.dim() == 0)) for group in (operands, outputs)]
+            if any(moves):
+                self.calls.append(TorchCall(name, is_elementwise(func, name), *moves))
         return result
 
 
@@ -182,7 +182,7 @@ SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
     """Returns `x` on `meta`.  Integers whose values a kernel may read are copied to the CPU instead."""
-    if not x.is_meta and x.dtype in VALUES and x.numel() <= MOST:
+    if not x.is_meta and x.dtype in VALUES and x.numel() <= MAX_KEPT_ELEMENTS:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
@@ -191,24 +191,24 @@ def _operands(
     func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Returns the tensors that the call reads, and the tensors that it changes."""
-    read, changed = list[torch.Tensor](), list[torch.Tensor]()
-    named = {argument.name: argument for argument in func._schema.arguments}
-    for argument, value in [*zip(named.values(), args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]:
+    read_tensors, changed_tensors = list[torch.Tensor](), list[torch.Tensor]()
+    schema = {argument.name: argument for argument in func._schema.arguments}
+    for argument, value in [*zip(schema.values(), args, strict=False), *((schema[key], kwargs[key]) for key in kwargs)]:
         tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if written:
-            changed += tensors
-        if not written or not (argument.is_out or name in OVERWRITES):
-            read += tensors
-    return read, changed
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written:
+            changed_tensors += tensors
+        if not is_written or not (argument.is_out or name in OVERWRITES):
+            read_tensors += tensors
+    return read_tensors, changed_tensors
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
-    """Returns the call's result: its values if all operands have values and are small, else tensors on `meta`."""
+    """Returns the call's result, with values if all operands have values and are small, else on `meta`."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
-    small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MOST
+    small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
     if not any(x.is_meta for x in tensors) and (small or func.is_view):
         return func(*args, **kwargs)
     if changed:
@@ -222,9 +222,9 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
         like = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
         layout = kwargs.get("memory_format") or torch.preserve_format
         return torch.empty_like(like, dtype=dtype, device="meta", memory_format=layout)
-    keep = name in TAKES and not any(x.is_meta for x in tensors[1:])  # a mask must have values
-    moved = [x if keep and place else tree_map_only(torch.Tensor, _meta, x) for place, x in enumerate(args)]
-    return func(*moved, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
+    keep_values = name in TAKES and not any(x.is_meta for x in tensors[1:])  # a mask must have values
+    meta_args = [x if keep_values and index else tree_map_only(torch.Tensor, _meta, x) for index, x in enumerate(args)]
+    return func(*meta_args, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
 
 
 def _meta(x: torch.Tensor) -> torch.Tensor:

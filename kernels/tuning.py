@@ -1,10 +1,10 @@
-"""What a tunable kernel declares: the type of its configs, the configs to try, the legal configs, and the default.
+"""Describes what a tunable kernel declares: the type of its configs, the configs to try, legal configs, the default.
 
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
-config of a committed record for this device and bucket, or else the default.  `bench` writes these choices to
-`kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice: `{"NVIDIA
-H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `configs` holds them by
-kernel, and `scheme` names their dtypes.
+config of a committed record for this device and bucket (range of rows), or else the default.  `bench` writes these
+choices to `kernels/<op>/choices.json`.  For each device and bucket, this file names a kernel and the record that proves
+the choice: `{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  If configs were tuned, the entry
+has `configs` by kernel, and `scheme` names their dtypes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The least resources of one CTA, and the number of CTAs, computed from a config without compilation."""
+    """Holds the least resources of one CTA, and the number of CTAs, computed from a config without compilation."""
 
     threads: int
     registers: int
@@ -57,22 +57,22 @@ class Footprint:
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function for `configs` of a `Tuning`: it makes all combinations of these values of the fields."""
+    """Returns a function for the field `configs` of a `Tuning`.  It makes all combinations of given field values."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
-        every = (zip(values, each, strict=True) for each in itertools.product(*values.values()))
-        return tuple(config_type(**dict(each)) for each in every)
+        combinations = (zip(values, choice, strict=True) for choice in itertools.product(*values.values()))
+        return tuple(config_type(**dict(choice)) for choice in combinations)
 
     return configs
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """A table for `heuristic` of a `Tuning`: takes the first row that applies to a case and has a legal config.
+    """Holds a table of default configs, for `heuristic` of a `Tuning`.  The first row that applies and is legal is
+    taken.
 
-    A row is `({"M": 64, "itemsize": 2}, config)`.  It applies if each of these sizes is at most its number.  The sizes
-    are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
-    """
+    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  The
+    sizes are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
@@ -90,7 +90,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The functions that tune a kernel.  The last argument of each is a scheme, bf16 by default."""
+    """Holds the functions that tune a kernel.  Their last argument is a scheme (dtypes), bf16 by default."""
 
     config_type: type
     """The dataclass of the kernel's `config`, flat and frozen."""
@@ -139,17 +139,17 @@ BUCKETS = (1, 16, 64, 512, float("inf"))
 
 
 def bucket_of(rows: float) -> str:
-    """Returns the name of the bucket, such as `rows:16` for 2 to 16 rows; the last bucket is `rows:inf`."""
+    """Returns the name of the bucket of `rows`, such as `rows:16` for 2 to 16 rows.  The last bucket is `rows:inf`."""
     return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Returns the rows of a step: the first of M, T and B that the case has, or None if it has none of these."""
+    """Returns the number of rows of a step: the first of M, T and B that `case` has, or None if it has none of them."""
     return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:
-    """Returns the entry of the op's `choices.json` for the GPU named `card` and `bucket`, or an empty mapping."""
+    """Returns the entry for the GPU `card` and the bucket in the op's `choices.json`, or an empty mapping."""
     return _load(Path(__file__).parent / op / "choices.json").get(card, {}).get(bucket, {})
 
 

@@ -1,30 +1,31 @@
-"""The maths that every attention op shares: which keys a query sees, softmax(scores) V, and the tolerance.
+"""Holds the maths that all attention ops share: the keys that a query sees, softmax(scores) @ V, and the tolerance.
 
-A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) changes a score to c * tanh(score / c).  With
-`causal`, query i of T sees the keys j <= i + S - T (bottom-right aligned).  With a window (Mistral 7B, arXiv
-2310.06825) query i sees only the newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one
-score to the denominator, without a value.  The log-sum-exp is the natural logarithm of the denominator.  A query that
-sees no key has the output 0; without a sink, its log-sum-exp is -inf.
+A score is q . k * softmax_scale. A soft cap c (Gemma 2, arXiv 2408.00118) changes a score to c * tanh(score / c). With
+`causal`, query i of T queries sees the keys j <= i + S - T (bottom-right aligned), with S the number of keys. With a
+window (Mistral 7B, arXiv 2310.06825) query i sees only the newest `window` of these keys. The sink of a head (gpt-oss,
+arXiv 2508.10925) is one more score in the softmax's denominator; a sink has no value. The log-sum-exp is the natural
+logarithm of the denominator. A query that sees no key has the output 0; without a sink, its log-sum-exp is -inf.
 
-The tolerance of each element, with the exact softmax weights P, u_acc = 2**-24 for fp32 accumulation, the unit roundoff
-u_P of the dtype in which P enters the second product, and the unit roundoff u_out of the output:
+The tolerance of each element follows. P are the exact softmax weights, and D is the head size. u_acc = 2**-24 is the
+unit roundoff of fp32 accumulation. u_P is the unit roundoff of the dtype in which P enters P @ V. u_out is the unit
+roundoff of the output. c = 4.
 
     (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  (eta / Z + 2**-126) * sum_j |V_j|
         +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
-delta is the error of a score: a score sums D products, and errs by about u_acc * sqrt(D) times the sum of their
-magnitudes.  A soft cap has a slope of at most 1, and its tanh errs by a few u_acc of the cap.  A conversion to base 2
-rounds a sink once more.  The error delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most
-e^delta each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  An underflow of P costs eta, half the smallest
-subnormal; P is then relative to the row's largest score.  Z is the denominator divided by the exponential of that
-score; Z is at least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output below
-the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.  The
-second product sums S terms, and the exponential itself errs by a few u_acc.  The roots sqrt(D) and sqrt(S) are there
-because errors of signed sums add up as a random walk; c = 4 covers the tail of the walk.  The log-sum-exp errs by delta
-and by the denominator's sum.
+delta is the error of a score. A score is a sum of D products, with an error of about u_acc * sqrt(D) times the sum of
+their magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. A
+conversion to base 2 rounds a sink once more. The error delta changes a numerator exp(s) and the denominator sum exp(s)
+by a factor of at most e^delta each, hence e^(2 delta) - 1. Rounding P costs u_P of each term. An underflow of P costs
+eta, half the smallest subnormal of the dtype of P. Such a P is relative to the row's largest score. Z is the
+denominator divided by the exponential of this largest score; Z is at least 1, unless a sink is larger. A weight below
+the normal numbers of fp32 may become 0. An output below the normal numbers of its dtype is rounded to a multiple of the
+smallest subnormal, and eta_out is half of this subnormal. P @ V sums S terms, and the exponential has an error of a few
+u_acc. The roots sqrt(D) and sqrt(S) are there because errors of random sign add up as a random walk; c = 4 covers the
+tail of the walk. The error of the log-sum-exp is delta plus the error of the denominator's sum.
 
-Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in both products.
+Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in Q K^T and in P @ V.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ OPTIONS: Mapping[str, Axis] = {
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes the case of these values, with S = T if `equal`.  Returns None for a window without `causal`."""
+    """Returns the test case with these values, or None for a window without `causal`. If `equal` is true, S = T."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -77,7 +78,7 @@ def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Cas
 
 @dataclass(frozen=True)
 class Scores:
-    """The options with which a product q . k becomes a score."""
+    """The options that turn a dot product q . k into an attention score."""
 
     scale: float
     softcap: float | None = None
@@ -85,7 +86,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys that each of T queries sees: from `first` (T,) to `end` (T,) - 1, int64 on the CPU."""
+    """The keys that each query sees: `first[i]` to `end[i] - 1` for query i. Both are (T,) int64 on the CPU."""
 
     first: torch.Tensor
     end: torch.Tensor
@@ -96,19 +97,19 @@ class KeyRange:
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
-        """Writes `value` into x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
+        """Writes `value` into `x` (..., rows, keys), in place, at each key that a query does not see."""
         first, end = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
         start = int(end.min()) if int(first.max()) <= keys.start else keys.start
         if start < keys.stop:
-            places = torch.arange(start, keys.stop, device=x.device)
-            unseen = (places < first.to(x.device)[:, None]) | (places >= end.to(x.device)[:, None])
-            x[..., start - keys.start :].masked_fill_(unseen, value)
+            positions = torch.arange(start, keys.stop, device=x.device)
+            unseen_mask = (positions < first.to(x.device)[:, None]) | (positions >= end.to(x.device)[:, None])
+            x[..., start - keys.start :].masked_fill_(unseen_mask, value)
         return x
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """Returns the keys that each of T queries sees.  Raises `ValueError` if `window` is below 1 or not `causal`."""
+    """Returns the keys that each query sees. Raises `ValueError` on a window below 1 or a window without `causal`."""
     _check_window(window, causal)
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
@@ -116,8 +117,9 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
 
 
 def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
-    """Raises `ValueError` unless the number of heads of `keys` divides the heads of q, a window is causal and at least
-    1, and a soft cap is positive.  An op without the argument `causal` is causal."""
+    """Raises `ValueError` unless the number of KV heads divides the number of query heads, a window is causal and at
+    least 1, and a soft cap is positive. `keys` is the name of the key argument. An op without the argument `causal` is
+    causal."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(arguments.get("window"), arguments.get("causal", True))
@@ -135,12 +137,12 @@ def _check_window(window: int | None, causal: bool) -> None:
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """Returns `softmax_scale`, or D**-0.5 for None."""
+    """Returns `softmax_scale`, or D**-0.5 if `softmax_scale` is None. D is the head size of q."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale
 
 
 class Piece(NamedTuple):
-    """A part of the scores that is held at once: heads, queries, and all keys that these queries see."""
+    """A block of the score matrix, small enough for memory: some heads, some queries, all keys that the queries see."""
 
     heads: slice
     rows: slice
@@ -148,59 +150,58 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the pieces of all scores of a sequence.  A GPU waits between pieces, so its pieces are large."""
+    """Yields the blocks of a sequence's scores. Blocks are large on a GPU, because a GPU waits between blocks."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
-    held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
-    together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
-    rows = max(1, held // max(1, together * (H // max(1, H_kv)) * S))
+    max_scores = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
+    together = H_kv if H * S * min(T, LEAST_ROWS) <= max_scores else 1
+    rows = max(1, max_scores // max(1, together * (H // max(1, H_kv)) * S))
     for start in range(0, T, rows):
-        part = slice(start, min(start + rows, T))
-        first, end = int(seen.first[part].min()), int(seen.end[part].max())
+        query_range = slice(start, min(start + rows, T))
+        first, end = int(seen.first[query_range].min()), int(seen.end[query_range].max())
         for head in range(0, H_kv, together):
-            yield Piece(slice(head, min(head + together, H_kv)), part, slice(first, max(first, end)))
+            yield Piece(slice(head, min(head + together, H_kv)), query_range, slice(first, max(first, end)))
 
 
 def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
-    """Returns the piece's queries of x (T, H, D) in fp64: (heads, group * rows, D)."""
+    """Returns the queries of one block of scores from x (T, H, D) in fp64: (heads, group * rows, D)."""
     T, H, D = x.shape
     queries = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
     return queries.permute(1, 2, 0, 3).double().flatten(1, 2)
 
 
 def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Returns the piece's keys or values of x (S, H_kv, D) in fp64: (heads, keys, D)."""
+    """Returns the keys or the values of one block of scores from x (S, H_kv, D) in fp64: (heads, keys, D)."""
     return x[piece.keys, piece.heads].transpose(0, 1).double()
 
 
 def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) -> None:
-    """Writes values (heads, group, rows, ...) to the piece's rows and heads of out (T, H, ...)."""
+    """Writes the results of one block, (heads, group, rows, ...), to the rows and heads of the block in `out`."""
     T, H = out.shape[:2]
-    whole = out.view(T, H_kv, H // H_kv, *out.shape[2:])
-    whole[piece.rows, piece.heads] = values.movedim(2, 0)
+    grouped_out = out.view(T, H_kv, H // H_kv, *out.shape[2:])
+    grouped_out[piece.rows, piece.heads] = values.movedim(2, 0)
 
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: KeyRange, scores: Scores, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes one sequence's attention in fp64: the output and the log-sum-exp.
+    """Computes the attention of one sequence in fp64, and returns the output and the log-sum-exp.
 
-    q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv); sinks: (H,); returns (T, H, Dv) and (T, H).
-    """
+    q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv); sinks: (H,); returns (T, H, Dv) and (T, H)."""
     (T, H, _), H_kv = q.shape, k.shape[1]
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.full((T, H), -math.inf, dtype=torch.float64, device=q.device)
-    for piece in _pieces(q, k, seen):
-        logits = _scores(q, k, seen, scores, piece)
-        values, _, denominator = _averaged(logits, _of(sinks, piece, H_kv), _columns(v, piece))
-        _spread(out, piece, values, H_kv)
-        _spread(lse, piece, denominator, H_kv)
+    for tile in _pieces(q, k, seen):
+        logits = _scores(q, k, seen, scores, tile)
+        values, _, denominator = _averaged(logits, _of(sinks, tile, H_kv), _columns(v, tile))
+        _spread(out, tile, values, H_kv)
+        _spread(lse, tile, denominator, H_kv)
     return out, lse
 
 
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks the results of the sequences of q (B, ..., D), also if B = 0.  Returns (B, ..., width) and (B, ...)."""
+    """Stacks the results of all sequences of q (B, ..., D). Returns (B, ..., width) and (B, ...). B may be 0."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -217,10 +218,10 @@ def error_bounds(
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tolerance of one sequence: (T, H, Dv) for the output, without u_out * |ref|; (T, H) for the log-sum-exp.
+    """Returns the tolerance of one sequence: (T, H, Dv) for the output, and (T, H) for the log-sum-exp.
 
-    q, k and v have the shapes of `attend`; the caller has multiplied quantised tensors by their scales.
-    """
+    The output's tolerance lacks the term u_out * |ref|. q, k and v have the shapes of `attend`. The caller has already
+    multiplied quantised tensors by their scales."""
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
     roundoff = torch.finfo(weight).eps / 2
@@ -229,35 +230,35 @@ def error_bounds(
     total = walk * (math.sqrt(S) + 1)
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
-    for piece in _pieces(q, k, seen):
-        sink = _of(sinks, piece, H_kv)
-        other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
-        delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, piece) + WALK * FP32_ROUNDOFF * other
-        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
-        weighted, peak, lse = _averaged(_scores(q, k, seen, scores, piece), sink, magnitude)
+    for tile in _pieces(q, k, seen):
+        sink = _of(sinks, tile, H_kv)
+        cap_terms = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
+        delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
+        magnitude = _columns(v, tile).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
+        weighted, peak, lse = _averaged(_scores(q, k, seen, scores, tile), sink, magnitude)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
-        small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, piece)[:, None] + eta_out
+        small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
         relative = roundoff + torch.expm1(2 * delta) + total
-        _spread(out, piece, relative[..., None] * weighted + small, H_kv)
+        _spread(out, tile, relative[..., None] * weighted + small, H_kv)
         finite = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
-        _spread(lses, piece, delta + total + WALK * FP32_ROUNDOFF * finite, H_kv)
+        _spread(lses, tile, delta + total + WALK * FP32_ROUNDOFF * finite, H_kv)
     return out, lses
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """Returns the piece's sinks in fp64, (heads, group, 1)."""
+    """Returns the sinks of the heads of one block of scores in fp64, (heads, group, 1)."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns the largest |q| . |k| of the keys that each query sees, (heads, group, rows), or 0 without keys."""
+    """Returns the largest |q| . |k| over the keys that each query sees, (heads, group, rows), or 0 without keys."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:
-    """Returns the piece's scores, (heads, group, rows, keys) fp64; -inf where a query does not see a key."""
+    """Returns one block of scores in fp64, (heads, group, rows, keys). A key that a query does not see has -inf."""
     # The queries are scaled, because there are many more scores.
     logits = (_rows(q, piece, k.shape[1]) * (scores.scale / (scores.softcap or 1.0))) @ _columns(k, piece).mT
     if scores.softcap is not None:
@@ -273,11 +274,11 @@ def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 def _averaged(
     scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns softmax(scores) @ values (heads, keys, Dv), 0 for a query that sees no key; each row's largest score; and
-    the log of its denominator.  Overwrites the scores; sink: (heads, group, 1)."""
+    """Returns softmax(scores) @ values, the largest score of each row, and the logarithm of each denominator. A query
+    that sees no key gets 0. Overwrites `scores`. values: (heads, keys, Dv); sink: (heads, group, 1)."""
     peak = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
-    most = peak if sink is None else torch.maximum(peak, sink)
-    shift = torch.where(most == -math.inf, 0.0, most)  # -inf - -inf would be NaN
+    row_max = peak if sink is None else torch.maximum(peak, sink)
+    shift = torch.where(row_max == -math.inf, 0.0, row_max)  # -inf - -inf would be NaN
     weights = scores.sub_(shift[..., None]).exp_()
     # A column of ones gives the denominator, without another pass over the weights.
     sums = _weighted(weights.flatten(1, 2), torch.nn.functional.pad(values, (0, 1), value=1.0))
@@ -287,29 +288,29 @@ def _averaged(
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Returns weights @ values.  An infinite or NaN value does not count if its weight is 0."""
+    """Returns weights @ values. A value with weight 0 does not count, even if the value is infinite or NaN."""
     if bool(values.isfinite().all()):
         return weights @ values
-    sums, seen = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
+    sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
     for special in (math.inf, -math.inf, math.nan):
-        there = values.isnan() if math.isnan(special) else values == special
-        sums += torch.where(seen @ there.double() > 0, special, 0.0)
+        special_mask = values.isnan() if math.isnan(special) else values == special
+        sums += torch.where(weight_mask @ special_mask.double() > 0, special, 0.0)
     return sums
 
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Sums magnitude (heads, keys, Dv) over the keys that each query sees: (heads, rows, Dv)."""
+    """Returns the sum of `magnitude` (heads, keys, Dv) over the keys that each query sees: (heads, rows, Dv)."""
     first, end = (
-        (places[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
-        for places in (seen.first, seen.end)
+        (bounds[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
+        for bounds in (seen.first, seen.end)
     )
     sums = torch.nn.functional.pad(magnitude.cumsum(1), (0, 0, 1, 0))
     return (sums[:, end] - sums[:, first]).clamp_min_(0.0)
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs whose scale is not D**-0.5.  Then yields inputs whose scores are all below -10,000: a mask of
-    -10,000 hides nothing there."""
+    """Yields inputs with a softmax scale other than D**-0.5. Then yields inputs with all scores below -10,000. A kernel
+    that hides a key by the score -10,000 fails on these."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
@@ -318,10 +319,10 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share.
-    Then yields scores in the thousands: their exponentials overflow unless the largest score is subtracted.
+    """Yields inputs that reveal 16-bit intermediates: values of one sign, and a large score that all keys share. Then
+    yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score.
 
-    `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides such intermediates.
+    `q`, `k` and `v` are names of arguments. On random data, the rounding of the weights to 16 bits hides such errors.
     """
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared = {name: inputs[name].clone() for name in (q, k)}
@@ -332,13 +333,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Makes column 0 large in every query, and zero in every key."""
+    """Sets column 0 to 8 in every query and to 0 in every key. Then `shout` can give one key a dominant score."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at `where` dominant: its score is 24 above the other scores, and its value differs too."""
+    """Makes the key at index `where` dominant: its attention score is 24 above the others. Changes its value too."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -346,18 +347,18 @@ def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> N
 def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
-    """The cost of attention with `pairs` visible (query, key) pairs in all heads together; the output has q's shape.
+    """Returns the cost of attention with `pairs` visible (query, key) pairs over all heads. The output has the shape of
+    q.
 
-    `value_dim`: the width of a value, if it is not `head_dim`. `lse_rows`: the number of log-sum-exps that are written
-    too.
+    `value_dim`: the width of a value, if not `head_dim`. `lse_rows`: the number of log-sum-exps that the op writes.
     """
-    wide = head_dim if value_dim is None else value_dim
+    value_width = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
     size = 2 if q.element_size() == 1 else q.element_size()
     return Cost(
         read_bytes=read_bytes,
-        write_bytes=q.numel() // max(1, q.shape[-1]) * wide * size + 4 * lse_rows,
-        tensor_flops={name: 2.0 * (head_dim + wide) * pairs},
+        write_bytes=q.numel() // max(1, q.shape[-1]) * value_width * size + 4 * lse_rows,
+        tensor_flops={name: 2.0 * (head_dim + value_width) * pairs},
         vector_flops=3.0 * pairs,  # scale and shift in one multiply-add, and the sum of the denominator
         sfu_ops=float(pairs),
     )

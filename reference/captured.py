@@ -1,4 +1,4 @@
-"""A suite of cases in a file: the shapes that a program called, weighted by their time (`rooflab capture`)."""
+"""Reads suites of cases that `rooflab capture` wrote: the shapes of a program's op calls, weighted by their time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ VERSION = 1
 
 
 def is_file(suite: str) -> bool:
-    """Returns whether the name of a suite is a file's name."""
+    """Returns whether `suite` is a file name (it ends in `.json`), not the name of a built-in suite."""
     return suite.endswith(".json")
 
 
 def cases_of(op: str, suite: str) -> list[str]:
-    """Returns the cases of an op in the file `suite`, the slowest case first.  Raises `ValueError` as `read` does."""
+    """Returns the cases of one op in the file `suite`, the slowest case first. Raises `ValueError` as `read` does."""
     return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
 
 
 @cache
 def read(suite: str) -> Mapping[str, Any]:
-    """Returns the content of the file.  Raises `ValueError` if the file is not a suite of `rooflab capture`."""
+    """Returns the parsed JSON of the file `suite`. Raises `ValueError` if `rooflab capture` did not write this file."""
     try:
         data = json.loads(Path(suite).read_text(encoding="utf-8"))
         if data["rooflab_suite"] != VERSION or not all(row["case"] for rows in data["ops"].values() for row in rows):

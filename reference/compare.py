@@ -1,4 +1,4 @@
-"""Compares a result with the oracle: NaN never passes, and every element has its own tolerance."""
+"""Compares a kernel's output with the reference output. A NaN always fails, and every element has its own tolerance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class ErrorStats:
-    """The differences between one output and the oracle."""
+    """The errors of one output of a kernel, compared with the reference output."""
 
     output: str
     passed: bool
@@ -42,48 +42,47 @@ class ErrorStats:
 
 
 def _ratio(ratio: float) -> str:
-    """Writes a ratio with two or three digits.  A ratio near 1 gets more digits, so that it never reads as 1."""
+    """Formats a ratio with two or three digits. A ratio near 1 gets six digits, so that 0.999 is never printed as 1."""
     return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
-PIECE = {"cpu": 2**15, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**15, "cuda": 2**26}
 """The number of elements that are compared at once.  On a CPU a piece stays in L2, and torch starts no threads for a
 piece of this size: an element takes 7 ns (100 ns if all are one piece).  If the CPU has other work, threads that wait
 for each other take 20 times as long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
-    """Compares `actual` with `oracle` by elements, on the oracle's device; `tolerance` is absolute and broadcasts.
+    """Compares `actual` with `oracle` (the reference output) element by element, on the oracle's device.
 
-    An element passes if its error is finite and `<=` its tolerance, or if both are the same infinity. NaN on either
-    side fails.  The worst element is the first with the largest error over its tolerance.
-    """
+    `tolerance` is absolute and broadcasts. An element passes if its error is finite and `<=` its tolerance. Equal
+    infinities pass too; NaN fails. The worst element is the first with the largest error / tolerance."""
     if actual.shape != oracle.shape:
         note = f"expected shape {tuple(oracle.shape)}, got {tuple(actual.shape)}"
         return ErrorStats(name, False, float("nan"), float("inf"), oracle.numel(), oracle.numel(), note=note)
     if oracle.numel() == 0:
         return ErrorStats(name, True, 0.0, 0.0, 0, 0)
-    worst, largest, ratio, wrong = 0, 0.0, -1.0, 0
-    for start, values, right, limit in _pieces(actual, oracle, tolerance):
-        stats = _plain(values, right, limit) or _careful(values, right, limit)
-        wrong += stats.wrong
+    worst_index, largest, ratio, wrong_count = 0, 0.0, -1.0, 0
+    for start, values, expected, limit in _pieces(actual, oracle, tolerance):
+        stats = _plain(values, expected, limit) or _careful(values, expected, limit)
+        wrong_count += stats.wrong
         # NaN stays: it is neither larger nor smaller than a number.
         largest = stats.largest if stats.largest > largest or math.isnan(stats.largest) else largest
         if stats.ratio > ratio:
-            worst, ratio = start + stats.worst, stats.ratio
-    index = tuple(int(i) for i in np.unravel_index(worst, tuple(oracle.shape)))  # torch's own imports SymPy: 1 s
-    return ErrorStats(name, wrong == 0, largest, ratio, wrong, oracle.numel(), index)
+            worst_index, ratio = start + stats.worst, stats.ratio
+    index = tuple(int(i) for i in np.unravel_index(worst_index, tuple(oracle.shape)))  # torch's own imports SymPy: 1 s
+    return ErrorStats(name, wrong_count == 0, largest, ratio, wrong_count, oracle.numel(), index)
 
 
 def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> bool:
-    """Returns whether every element passes `elementwise`; stops at the first piece with an element that fails."""
+    """Returns whether all elements pass `elementwise`. Stops at the first chunk with an element that fails."""
     return actual.shape == oracle.shape and all(
-        not (_plain(*piece) or _careful(*piece)).wrong for _, *piece in _pieces(actual, oracle, tolerance)
+        not (_plain(*chunk) or _careful(*chunk)).wrong for _, *chunk in _pieces(actual, oracle, tolerance)
     )
 
 
 class _PieceStats(NamedTuple):
-    """The result of the comparison of one piece."""
+    """The result of comparing one chunk of the elements."""
 
     wrong: int
     largest: float
@@ -94,40 +93,40 @@ class _PieceStats(NamedTuple):
 def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields each piece: its first index, its values, and their oracle and limits."""
-    values, right = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
+    """Yields flat chunks of the tensors: first index, actual values, oracle values and tolerances."""
+    values, expected = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
-    limit = limit.reshape(1).expand(len(right)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
-    size = PIECE[oracle.device.type]
-    for start in range(0, len(right), size):
-        part = slice(start, start + size)
-        yield start, values[part].double(), right[part].double(), limit[part].double()
+    limit = limit.reshape(1).expand(len(expected)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
+    size = CHUNK_ELEMENTS[oracle.device.type]
+    for start in range(0, len(expected), size):
+        chunk_range = slice(start, start + size)
+        yield start, values[chunk_range].double(), expected[chunk_range].double(), limit[chunk_range].double()
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
-    """Compares a piece of finite numbers with positive limits.  Returns None if the piece holds any other value."""
+    """Compares a chunk of finite numbers with positive tolerances. Returns None if the chunk has other values."""
     error = (values - right).abs_()
     ratio = error / limit
-    worst = int(ratio.argmax())
-    largest, most = float(error.max()), float(ratio[worst])
-    if not (math.isfinite(largest) and math.isfinite(most)):
+    worst_index = int(ratio.argmax())
+    largest, max_ratio = float(error.max()), float(ratio[worst_index])
+    if not (math.isfinite(largest) and math.isfinite(max_ratio)):
         return None
     # A ratio of 1 may be rounded.
-    wrong = int((error > limit).sum()) if most > 0.999 else 0
-    return _PieceStats(wrong, largest, most, worst)
+    wrong_count = int((error > limit).sum()) if max_ratio > 0.999 else 0
+    return _PieceStats(wrong_count, largest, max_ratio, worst_index)
 
 
 def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats:
     error = (values - right).abs()
-    same = values == right  # equal infinities have a NaN difference
-    passed = same | (error.isfinite() & (error <= limit))  # an infinite tolerance must not pass an infinite error
-    ratio = torch.where(same, 0.0, error / limit)
-    ratio = torch.where(ratio.isnan() | ~error.isfinite() & ~same, torch.inf, ratio)
-    worst = int(ratio.argmax())
-    largest = float("nan") if error[~same].isnan().any() else float(torch.where(same, 0.0, error).max())
-    return _PieceStats(int((~passed).sum()), largest, float(ratio[worst]), worst)
+    equal_mask = values == right  # equal infinities have a NaN difference
+    passed = equal_mask | (error.isfinite() & (error <= limit))  # an infinite tolerance must not pass an infinite error
+    ratio = torch.where(equal_mask, 0.0, error / limit)
+    ratio = torch.where(ratio.isnan() | ~error.isfinite() & ~equal_mask, torch.inf, ratio)
+    worst_index = int(ratio.argmax())
+    largest = float("nan") if error[~equal_mask].isnan().any() else float(torch.where(equal_mask, 0.0, error).max())
+    return _PieceStats(int((~passed).sum()), largest, float(ratio[worst_index]), worst_index)
 
 
 def exact(oracle: torch.Tensor) -> torch.Tensor:
-    """Returns the tolerance of an op that only moves data: zero."""
+    """Returns a tolerance of zero for each element of `oracle`, for ops that only move data."""
     return torch.zeros((), dtype=torch.float64).expand(oracle.shape)

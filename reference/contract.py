@@ -1,7 +1,7 @@
-"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks all calls by it.
+"""Describes the tensors that an op takes and returns. `kernels/launcher.py` checks all calls with this description.
 
-A shape is a text of dimensions: `T H`.  A name stands for the same number in all tensors of a call.  `2I`, `K/2` and
-`B+1` are computed from a name.  A name may be an integer argument of the op (`latent_dim`).
+A shape is a text of dimensions, such as `T H`. A name stands for the same number in all tensors of a call. `2I`, `K/2`
+and `B+1` are computed from a name. A name may be an integer argument of the op (`latent_dim`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: a number, or an expression `times * name / over + plus`.
+    """One dimension of a shape: a number, or an expression `times * name / over + plus`.
 
-    `K/16` is rounded down, but a quotient with a factor is rounded up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is rounded down. A quotient with a factor in front is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -40,16 +40,16 @@ class Dim:
 
     @classmethod
     def parse(cls, text: str) -> Dim:
-        """Reads a dimension such as `2I` or `K/2`.  Raises `ValueError` on any other form."""
+        """Parses the text of a dimension, such as `2I` or `K/2`. Raises `ValueError` on any other form."""
         match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
         if match is None or not (match[1] or match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
         times, name, sign, number = match.groups()
-        more = {"over": int(number)} if sign == "/" else {"plus": int(number)} if sign == "+" else {}
-        return cls(text, name, int(times or 1), **more)
+        extra_fields = {"over": int(number)} if sign == "/" else {"plus": int(number)} if sign == "+" else {}
+        return cls(text, name, int(times or 1), **extra_fields)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
-        """Returns the size if the name's number is known, else None."""
+        """Returns the size of this dimension, or None if `dims` has no number for the name."""
         if self.name is None:
             return self.times
         number = dims.get(self.name)
@@ -60,9 +60,9 @@ class Dim:
         )
 
     def solve(self, size: int) -> int | None:
-        """Returns the number that the name must have for this size, or None if there is no such number."""
-        number, rest = divmod((size - self.plus) * self.over, self.times)
-        return None if rest or number < 0 else number
+        """Returns the number for the name that gives this dimension `size` elements, or None if no number does."""
+        number, remainder = divmod((size - self.plus) * self.over, self.times)
+        return None if remainder or number < 0 else number
 
 
 def _dims(shape: str) -> tuple[Dim, ...]:
@@ -71,7 +71,7 @@ def _dims(shape: str) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight in the layout of one kernel, which packed it.  Only that kernel takes it, instead of the op's tensor."""
+    """A weight that one kernel has packed into its own layout. Only this kernel takes the packed weight."""
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Packed:
 
     @property
     def is_meta(self) -> bool:
-        """Returns whether the packed tensor is on `meta`, without values."""
+        """Returns whether the packed tensor is on the device `meta`, and so has no values."""
         return self.tensor.is_meta
 
     @property
@@ -95,13 +95,13 @@ class Packed:
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:
-        """Returns no strides: only the kernel knows the layout."""
+        """Returns an empty tuple, because only the kernel knows the layout."""
         return ()
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor argument of an op, and its requirements."""
+    """A tensor argument of an op, and the shape, dtype and layout that the op requires."""
 
     shape: str
     """The dimensions of the tensor, or `...` if `rules` checks them."""
@@ -116,11 +116,11 @@ class Argument:
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
-        """Returns the dimensions of `shape`."""
+        """Returns the parsed dimensions of `shape`."""
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Returns whether a reference takes a dtype that kernels do not take."""
+        """Returns whether the reference takes this dtype for the argument, although kernels do not."""
         if isinstance(self.dtype, str):
             return False
         return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == DOUBLED
@@ -128,7 +128,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that an op returns, and its requirements."""
+    """A tensor that an op returns, and its shape, dtype and layout."""
 
     shape: str
     dtype: torch.dtype | str | Callable[[CallArguments], torch.dtype]
@@ -140,7 +140,7 @@ class Result:
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
-        """Returns the dimensions of `shape`."""
+        """Returns the parsed dimensions of `shape`."""
         return _dims(self.shape)
 
     def wanted(self, arguments: CallArguments) -> bool:
@@ -157,7 +157,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contract:
-    """The tensors of an op.  An argument that is not named here is not a tensor."""
+    """The tensor arguments and the results of an op. Any other argument of the op is not a tensor."""
 
     arguments: Mapping[str, Argument]
     results: Mapping[str, Result]
@@ -176,32 +176,32 @@ class Contract:
     """Keys of a case that no dimension shows, but that a config depends on, such as whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
-        """Returns the contract of a kernel whose `prepare` packs the argument `name`."""
+        """Returns the contract of a kernel that takes a packed weight, of type `packed`, as the argument `name`."""
         if not isinstance(packed, Argument):
             packed = replace(self.arguments[name], layout="any", packed=packed)
             return replace(self, arguments={**self.arguments, name: packed})
         # The packed weight comes last, because its shape shows no dimensions of the op.
-        others = {other: argument for other, argument in self.arguments.items() if other != name}
-        return replace(self, arguments={**others, name: packed})
+        other_arguments = {key: argument for key, argument in self.arguments.items() if key != name}
+        return replace(self, arguments={**other_arguments, name: packed})
 
     def rows(self) -> list[tuple[str, str]]:
-        """Describes each argument and result for people: `("weight", "(H) of x's dtype")`."""
+        """Returns a readable description of each argument and result, such as `("weight", "(H) of x's dtype")`."""
         rows = []
         for name, argument in self.arguments.items():
             dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
-            more = [", rows contiguous", ", contiguous", ", any strides"][LAYOUTS.index(argument.layout)]
+            layout_text = [", rows contiguous", ", contiguous", ", any strides"][LAYOUTS.index(argument.layout)]
             rows.append(
-                (name, f"({', '.join(argument.shape.split())}) {dtypes}{more}{', or None' * argument.optional}")
+                (name, f"({', '.join(argument.shape.split())}) {dtypes}{layout_text}{', or None' * argument.optional}")
             )
         for name, result in self.results.items():
             dtype = f"{result.dtype}'s dtype" if isinstance(result.dtype, str) else "of a dtype by the options"
             dtype = _names([result.dtype]) if isinstance(result.dtype, torch.dtype) else dtype
-            when = f", with {result.when}" if result.when else ""
-            rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype}{when}"))
+            condition = f", with {result.when}" if result.when else ""
+            rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype}{condition}"))
         return rows
 
     def sizes(self, arguments: CallArguments) -> Dims:
-        """Reads the dimensions from tensors and integers, without a check."""
+        """Returns the number of each dimension name, read from the tensors and integers of a call. Checks nothing."""
         dims = {name: value for name, value in arguments.items() if type(value) is int}
         for name, argument in self.arguments.items():
             tensor = arguments.get(name)
@@ -212,11 +212,11 @@ class Contract:
         return dims
 
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
-        """Returns the dimensions of a call.  Raises `ValueError` with the argument, the expected and the actual value.
+        """Checks the arguments of a call, and returns the number of each dimension name.
 
-        A reference passes `any_dtype`: layouts are then not checked, and fp64 may replace fp32.  An argument with a
-        choice of dtypes may then have any float dtype of 16 bits or more.
-        """
+        Raises `ValueError` with the argument, the expected and the actual value. A reference passes `any_dtype`:
+        layouts are then not checked, and fp64 may replace fp32. An argument that allows several dtypes may then have
+        any float dtype of 16 bits or more."""
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
         first: Any = None
         for name, argument in self.arguments.items():
@@ -246,7 +246,7 @@ class Contract:
         return dims
 
     def check_out(self, name: str, tensor: Any, result: Result, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` unless `tensor` can hold a result and no two elements of `tensor` share memory."""
+        """Raises `ValueError` if `tensor` cannot hold the result, or if two of its elements share memory."""
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         check_shape(name, tensor, result.dims, dims)
@@ -258,7 +258,7 @@ class Contract:
             if size > 1 and stride < inner:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
             inner = max(inner, stride * size)
-        device = next(arguments[each].device for each in self.arguments if arguments.get(each) is not None)
+        device = next(arguments[key].device for key in self.arguments if arguments.get(key) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
 
@@ -268,7 +268,7 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of the names to `dims`."""
+    """Raises `ValueError` unless `tensor` has the dimensions `expected`. Adds the number of each new name to `dims`."""
     fits = len(expected) == tensor.ndim
     for dim, size in zip(expected, tensor.shape, strict=False) if fits else ():
         expected_size = dim.size(dims)
@@ -287,7 +287,7 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
 
 
 def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
-    """Raises `ValueError` on strides that the layout forbids; a launcher never makes a silent copy."""
+    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A launcher never makes a silent copy instead."""
     if layout == "contiguous" and not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
     if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():

@@ -1,4 +1,4 @@
-"""Tests whether a sampler draws from the right distribution: Pearson's chi-square test, with the test's power."""
+"""Tests whether a sampler draws from the right distribution, with Pearson's chi-square test and the test's power."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FALSE_ALARM = 1e-6
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """The result of the test, and the smallest effect that the test can detect."""
+    """The result of a chi-square test, and the smallest effect that this test can detect."""
 
     passed: bool
     p_value: float
@@ -23,11 +23,10 @@ class ChiSquare:
 
 
 def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
-    """Tests whether `tokens` (N,) int64 were drawn from `law` (V,), whose probabilities sum to 1.
+    """Tests whether `tokens` (N,) int64 are draws from the probabilities `law` (V,), which sum to 1.
 
-    Tokens expected fewer than 5 times are pooled (Cochran's rule). A correct sampler fails once in 1 / `FALSE_ALARM`
-    runs. Raises `ValueError` if fewer than two cells of 5 expected draws are left.
-    """
+    Tokens with fewer than 5 expected draws are pooled into one cell (Cochran's rule). A correct sampler fails once in 1
+    / `FALSE_ALARM` runs. Raises `ValueError` if fewer than two cells have 5 expected draws."""
     from scipy import stats  # this import takes 0.6 s
 
     law = law.double().cpu()
@@ -50,7 +49,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """Returns Cohen's w at which the test rejects with probability `power`.  The noncentrality is draws * w**2."""
+    """Returns the smallest Cohen's w that is detected with probability `power`. The noncentrality is draws * w**2."""
     from scipy import stats
 
     critical = stats.chi2.isf(FALSE_ALARM, freedom)

@@ -1,4 +1,4 @@
-"""embedding: copies one row of the table for each token."""
+"""embedding: copies one row of the embedding table for each token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes uniform token ids and a random table.  If the device is `meta`, the ids are real and on the CPU."""
+    """Makes uniform random token ids and a random table. On the device `meta`, the ids are real and on the CPU."""
     T, V, H = int(case["T"]), int(case["V"]), int(case["H"])
     token_ids = torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed))
     weight = randn(V, H, dtype=scheme.weight, device=device, seed=seed + 1)
@@ -32,18 +32,18 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: each distinct row is read once, and one row is written for each token."""
+    """Returns the cost: the op reads each distinct row once, and writes one row per token."""
     ids, row_bytes = args.token_ids.tolist(), args.weight.shape[1] * args.weight.element_size()
     return Cost(nbytes(args.token_ids) + len(set(ids)) * row_bytes, len(ids) * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance is zero: the op moves rows and computes nothing."""
+    """Returns a tolerance of zero, because the op copies rows and computes nothing."""
     return (exact(oracle[0]),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first and the last row of the table; then the same row for every token."""
+    """Yields adversarial inputs: ids of the first and the last table row, then the same id for every token."""
     V = int(case["V"])
     for label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)
@@ -55,9 +55,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield "one row for all", inputs
     for label, value in (("infinite", math.inf), ("NaN", math.nan)):
         inputs = make_inputs(case, scheme, device, seed)
-        others = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
-        others[inputs["token_ids"].long()] = False
-        inputs["weight"][others] = value
+        unused_rows = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
+        unused_rows[inputs["token_ids"].long()] = False
+        inputs["weight"][unused_rows] = value
         yield f"{label} rows that no token asks for", inputs
 
 

@@ -1,7 +1,7 @@
-"""Attention over dense keys and values: softmax(Q K^T * scale) V per head.  Options and tolerance: `attention.py`.
+"""Attention over dense keys and values: softmax(Q K^T * scale) @ V per head. Options and tolerance: `attention.py`.
 
-In fp8 the queries, keys and values are e4m3, and each head of each sequence has a positive scale for q, k and v
-(FlashAttention-3, Shah et al., arXiv 2407.08608, has one scale for all queries of a KV head). The output is bf16.
+In fp8 the queries, keys and values are e4m3. Each head of each sequence has positive scales for q, k and v.
+FlashAttention-3 (Shah et al., arXiv 2407.08608) has one scale for all queries of a KV head. The output is bf16.
 """
 
 from __future__ import annotations
@@ -57,29 +57,28 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Returns softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
+    """Returns softmax(q k^T * softmax_scale) @ v in fp64. Head h of q reads head h // (H / H_kv) of k and v.
 
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
-    `causal` is bottom-right aligned: query i sees keys j <= i + S - T. With `window` it sees only the newest `window`
-    of these keys. A query that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled
-    scores; sinks: (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; all positive.
-    """
+    `causal` is bottom-right aligned: query i sees keys j <= i + S - T. With `window` a query sees only the newest
+    `window` of these keys. A query that sees no key gives 0. `softmax_scale` None means D**-0.5. `softcap` caps the
+    scaled scores. sinks: (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; all scales are positive."""
     CONTRACT.check(locals(), any_dtype=True)
-    seen = seen_keys(q.shape[1], k.shape[1], causal, window)
+    key_range = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
-    results = (attend(*sequence, seen, scores, sinks) for sequence in zip(q, k, v, strict=True))
+    results = (attend(*sequence, key_range, scores, sinks) for sequence in zip(q, k, v, strict=True))
     out, lse = together(results, q, v.shape[-1])
     return (out, lse) if return_lse else out
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Returns whether v (B, S, H_kv, D) is contiguous along its keys, like a view of (B, H_kv, D, S)."""
+    """Returns whether v (B, S, H_kv, D) has stride 1 along S, as a view of a (B, H_kv, D, S) tensor has."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on scales, or on a v that is contiguous along its keys, if the dtype is not e4m3."""
+    """Raises `ValueError` on scales, or on a v with stride 1 along S, for every dtype other than e4m3."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -92,33 +91,32 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Returns x (B, T, H, D) multiplied by the scales of its heads (B, H)."""
+    """Returns x (B, T, H, D) multiplied by the scale of each head, (B, H)."""
     return x if scale is None else x.double() * scale.double()[:, None, :, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `attention.py` in fp64: (B, T, H, D), and (B, T, H) for the log-sum-exp if it is returned."""
+    """Returns the tolerance of `attention.py` in fp64: (B, T, H, D), and (B, T, H) for a returned log-sum-exp."""
     q, k, v = (_scaled(inputs[name], inputs.get(f"{name}_scale")) for name in OPERANDS)
-    seen = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
+    key_range = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
-    bounds = (error_bounds(*sequence, seen, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
+    bounds = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
     out, lse = together(bounds, q, v.shape[-1])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the case.
+    """Makes normal random q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the test case.
 
-    In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, e4m3's largest value.  With
-    `v_columns`, v is stored with S as the last axis, as Hopper's fp8 products need it; rows are padded with NaN to a
-    multiple of 16 bytes.  In other dtypes this option changes nothing.
-    """
+    In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, the largest value of e4m3. With
+    `v_columns`, v is stored with S as the last axis, as Hopper's fp8 matrix instructions need it. Rows of this v are
+    padded with NaN to a multiple of 16 bytes. In other dtypes `v_columns` changes nothing."""
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
 
 
 def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Draws the inputs before quantisation: fp32 for fp8, because adversarial values are set before quantisation."""
+    """Draws the inputs before quantisation, for fp8 in fp32. Adversarial values are set before quantisation."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
@@ -135,7 +133,7 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """Returns `inputs` unchanged, or in an fp8 scheme with q, k and v quantised and with the scales of q, k and v."""
+    """Returns `inputs`; in an fp8 scheme, with q, k and v quantised and with their scales."""
     if not _is_fp8(scheme):
         return inputs
     quantised = dict(inputs)
@@ -147,7 +145,7 @@ def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
 
 
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
-    """Returns v (B, S, H_kv, D), stored as (B, H_kv, D, S) with rows that NaN pads to a multiple of 16 bytes."""
+    """Returns v (B, S, H_kv, D) as a view of a (B, H_kv, D, S) tensor. NaN pads each row to a multiple of 16 bytes."""
     S = v.shape[1]
     columns = v.permute(0, 2, 3, 1).float().contiguous()
     filled = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
@@ -155,10 +153,9 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x (B, T, H, D) quantised to fp8 `dtype`, and scales (B, H) fp32: codes times scales are about x.
+    """Returns x (B, T, H, D) quantised to the fp8 type `dtype`, and scales (B, H) fp32. codes * scales is about x.
 
-    A head of zeros has scale 1. A NaN stays NaN and does not change its head's scale.
-    """
+    A head of zeros has scale 1. A NaN stays NaN and does not change the scale of its head."""
     B, T, H, D = x.shape
     if x.device.type == "meta":  # on `meta` torch computes the division in Python
         return torch.empty(x.shape, dtype=dtype, device=x.device), torch.empty(B, H, device=x.device)
@@ -172,31 +169,31 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
-    """Returns the options of attention that a case sets, and only these."""
-    chosen: dict[str, Any] = {}
+    """Returns the optional arguments of attention that the test case sets."""
+    case_options: dict[str, Any] = {}
     if case.get("window"):
-        chosen["window"] = int(case["window"])
+        case_options["window"] = int(case["window"])
     if case.get("softcap"):
-        chosen["softcap"] = float(case["softcap"])
+        case_options["softcap"] = float(case["softcap"])
     if case.get("sinks"):
-        chosen["sinks"] = randn(H, dtype=torch.float32, device=device, seed=seed)
+        case_options["sinks"] = randn(H, dtype=torch.float32, device=device, seed=seed)
     if case.get("lse"):
-        chosen["return_lse"] = True
-    return chosen
+        case_options["return_lse"] = True
+    return case_options
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each tile edge, at the ends, on the causal diagonal and at the window's
-    far end.  Then NaN just past the last key.  In fp8 also queries near zero, and heads whose magnitudes differ by a
-    factor of 1000."""
+    """Yields adversarial inputs: one dominant key at each tile edge, at both ends of the keys, on the causal diagonal
+    and at the window's start. Then NaN just past the last key. In fp8 also queries near zero, and heads with magnitudes
+    that differ by a factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
-    places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
+    key_labels = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
     if case["causal"]:
         edges = {middle: "diagonal", middle - window + 1: "window's end", middle - window: "before the window"}
-        chosen = edges.items() if window else [(middle, "diagonal")]
-        places |= {j: f"{label} of query {T // 2}" for j, label in chosen if 0 <= j < S}
-    for j, label in sorted(places.items()):
+        edge_labels = edges.items() if window else [(middle, "diagonal")]
+        key_labels |= {j: f"{label} of query {T // 2}" for j, label in edge_labels if 0 <= j < S}
+    for j, label in sorted(key_labels.items()):
         yield label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
     if S:
         inputs = _drawn(case, scheme, device, seed)
@@ -208,8 +205,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = _quantised(inputs, scheme, case)
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
-    drawn = _drawn(case, scheme, device, seed)
-    for label, inputs in (*low_precision(drawn, "q", "k", "v"), *other_scores(drawn, "q", "k")):
+    base_inputs = _drawn(case, scheme, device, seed)
+    for label, inputs in (*low_precision(base_inputs, "q", "k", "v"), *other_scores(base_inputs, "q", "k")):
         yield label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
         # Scores near zero and values of one sign leave only the rounding of the weights, so that a wrong factor shows.
@@ -227,11 +224,10 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than the heads beside it.  The
+    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than the neighbouring heads. The
     small heads of one sequence are the large heads of the next sequence.
 
-    A dominant key decides the result of the large heads and not of the small heads, so that a wrong scale shows.
-    """
+    One dominant key decides the result of the large heads, but not of the small heads. So a wrong scale is detected."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     values = {"v_scale": v_scale * _alternating(v_scale)}
     yield "heads of q apart by 1000", inputs | values | {"q_scale": q_scale * _alternating(q_scale)}
@@ -239,24 +235,25 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
 
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
-    """Returns factors (B, H): 1 and 1/1000, alternating over heads and over sequences."""
+    """Returns factors (B, H) that alternate between 1 and 1/1000 over heads and over sequences."""
     B, H = scale.shape
-    places = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
-    return torch.where(places % 2 == 0, 1.0, 1e-3)
+    index_sums = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
+    return torch.where(index_sums % 2 == 0, 1.0, 1e-3)
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two products and an exponential per visible pair; only visible keys and queries with a key are read."""
+    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Only visible keys, and
+    queries that see a key, are read."""
     (B, T, H, D), S = args.q.shape, args.k.shape[1]
-    seen = seen_keys(T, S, args.causal, args.window)
-    counts = seen.counts
-    keys_read = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
-    read = nbytes(args.q) * int((counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(S, 1)
+    key_range = seen_keys(T, S, args.causal, args.window)
+    counts = key_range.counts
+    keys_read = int(key_range.end.max() - key_range.first.min()) if int(counts.sum()) else 0
+    read_bytes = nbytes(args.q) * int((counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(S, 1)
     return attention_cost(
         B * H * int(counts.sum()),
         D,
         args.q,
-        read + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),
+        read_bytes + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),
         lse_rows=B * T * H if args.return_lse else 0,
     )
 

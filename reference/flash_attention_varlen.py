@@ -1,7 +1,7 @@
-"""Attention over sequences of different lengths that lie one after another, without padding between them.
+"""Attention over sequences of different lengths, packed one after another without padding.
 
-Each sequence has the formula and the tolerance of `flash_attention`; `attention.py` has the options.  The layout and
-the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
+Each sequence has the formula and the tolerance of `flash_attention`; `attention.py` has the options. The layout and the
+argument names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def reference(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Returns softmax(q k^T * softmax_scale) v of each sequence in fp64.
+    """Returns softmax(q k^T * softmax_scale) @ v of each sequence in fp64.
 
-    q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets that begin at 0, never fall and
-    end at T and S. Sequence b has the queries from cu_seqlens_q[b] up to cu_seqlens_q[b + 1]; cu_seqlens_k does the
-    same for keys. A sequence may have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest length.
-    Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises
+    q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets from 0 to T and from 0 to S, in
+    ascending order. Sequence b has the queries from cu_seqlens_q[b] up to cu_seqlens_q[b + 1]. cu_seqlens_k gives its
+    keys in the same way. A sequence may have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest
+    length. Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises
     `ValueError` if a row belongs to no sequence, because its result is undefined.
     """
     arguments = locals()
@@ -69,8 +69,8 @@ def reference(
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for queries, keys in _spans(cu_seqlens_q, cu_seqlens_k):
-        seen = seen_keys(_length(queries), _length(keys), causal, window)
-        out[queries], lse[queries] = attend(q[queries], k[keys], v[keys], seen, scores, sinks)
+        key_range = seen_keys(_length(queries), _length(keys), causal, window)
+        out[queries], lse[queries] = attend(q[queries], k[keys], v[keys], key_range, scores, sinks)
     return (out, lse) if return_lse else out
 
 
@@ -82,20 +82,20 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless offsets go from 0 to T and S, never fall, and no sequence exceeds its max_seqlen."""
+    """Raises `ValueError` unless offsets ascend from 0 to T and to S, and no sequence exceeds its max_seqlen."""
     for letter, end in (("q", dims["T"]), ("k", dims["S"])):
         offsets, longest = arguments[f"cu_seqlens_{letter}"], arguments[f"max_seqlen_{letter}"]
         check_offsets(f"cu_seqlens_{letter}", offsets, end)
-        most = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
-        if most > longest:
-            raise ValueError(f"max_seqlen_{letter}: expected at least {most}, the longest, got {longest}")
+        max_length = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
+        if max_length > longest:
+            raise ValueError(f"max_seqlen_{letter}: expected at least {max_length}, the longest, got {longest}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields the queries and the keys of each sequence."""
+    """Yields the range of queries and the range of keys of each sequence."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    pairs = [[slice(*pair) for pair in pairwise(offsets)] for offsets in bounds]
-    return zip(*pairs, strict=True)
+    ranges = [[slice(*ends) for ends in pairwise(offsets)] for offsets in bounds]
+    return zip(*ranges, strict=True)
 
 
 def _length(span: slice) -> int:
@@ -103,26 +103,25 @@ def _length(span: slice) -> int:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned."""
+    """Returns the tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for a returned log-sum-exp."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for queries, keys in _spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
-        seen = seen_keys(_length(queries), _length(keys), bool(inputs.get("causal")), inputs.get("window"))
-        out, lse[queries] = error_bounds(q[queries], k[keys], v[keys], seen, scores, scheme, inputs.get("sinks"))
+        key_range = seen_keys(_length(queries), _length(keys), bool(inputs.get("causal")), inputs.get("window"))
+        out, lse[queries] = error_bounds(q[queries], k[keys], v[keys], key_range, scores, scheme, inputs.get("sinks"))
         bound[queries] += out
     return (bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal q, k and v of `B` sequences, and the options of the case.
+    """Makes normal random q, k and v of `B` sequences, and the options of the test case.
 
-    The seed draws log-normal lengths with a median of `T` / 2 queries; a sequence has `S` - `T` more keys than queries.
-    The first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or
-    more the last one has no queries.  With `ragged` false each sequence has `T` queries and `S` keys.  On `meta` the
-    offsets are real and on the CPU.
-    """
+    The lengths are log-normal, with a median of `T` / 2 queries. A sequence has `S` - `T` more keys than queries. The
+    first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or more
+    the last one has no queries. With `ragged` false each sequence has `T` queries and `S` keys. On the device `meta`
+    the offsets are real and on the CPU."""
     B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
@@ -141,16 +140,16 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def _inputs(
     case: Case, queries: torch.Tensor, keys: torch.Tensor, scheme: Scheme, device: torch.device, seed: int
 ) -> Inputs:
-    """Makes the inputs of sequences with these numbers of queries and keys."""
+    """Makes the inputs of sequences with the given numbers of queries and keys."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
-    dtype, place = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
+    dtype, index_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
     total_q, total_k = int(queries.sum()), int(keys.sum())
     return {
         "q": randn(total_q, H, D, dtype=dtype, device=device, seed=seed),
         "k": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
         "v": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
-        "cu_seqlens_q": offsets_of(queries).to(place),
-        "cu_seqlens_k": offsets_of(keys).to(place),
+        "cu_seqlens_q": offsets_of(queries).to(index_device),
+        "cu_seqlens_k": offsets_of(keys).to(index_device),
         "max_seqlen_q": max(queries.tolist(), default=0),
         "max_seqlen_k": max(keys.tolist(), default=0),
         "causal": bool(case["causal"]),
@@ -159,8 +158,8 @@ def _inputs(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each tile edge and end of every sequence; then large keys in every second
-    sequence."""
+    """Yields adversarial inputs: one dominant key at each tile edge and at both ends of every sequence. Then large keys
+    in every second sequence."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -169,14 +168,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
             if _length(keys):
                 shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
         yield f"key {j} or the last of each sequence", inputs
-    for what in ("even", "odd"):
+    for parity in ("even", "odd"):
         # Large keys and values must not reach the other sequences. With NaN the large sequences could not be judged.
         inputs = make_inputs(case, scheme, device, seed)
         for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
-            if number % 2 == (what == "odd"):
+            if number % 2 == (parity == "odd"):
                 inputs["k"][keys] = 8.0
                 inputs["v"][keys] = -100.0
-        yield f"{what} sequences of large keys and values", inputs
+        yield f"{parity} sequences of large keys and values", inputs
     inputs = make_inputs(case, scheme, device, seed)
     bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **bounds}
@@ -192,19 +191,20 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two products and an exponential per visible pair; only visible keys and queries with a key are read."""
+    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Only visible keys, and
+    queries that see a key, are read."""
     T, H, D = args.q.shape
-    pairs, rows, keys_read = 0, 0, 0
+    pair_count, rows, keys_read = 0, 0, 0
     for queries, keys in _spans(args.cu_seqlens_q, args.cu_seqlens_k):
-        seen = seen_keys(_length(queries), _length(keys), args.causal, args.window)
-        pairs += H * int(seen.counts.sum())
-        rows += int((seen.counts > 0).sum())
-        if int(seen.counts.sum()):
-            keys_read += int(seen.end.max() - seen.first.min())
+        key_range = seen_keys(_length(queries), _length(keys), args.causal, args.window)
+        pair_count += H * int(key_range.counts.sum())
+        rows += int((key_range.counts > 0).sum())
+        if int(key_range.counts.sum()):
+            keys_read += int(key_range.end.max() - key_range.first.min())
     slot_bytes = args.k.shape[1] * D * (args.k.element_size() + args.v.element_size())
-    read = rows * H * D * args.q.element_size() + keys_read * slot_bytes
-    read += nbytes(args.cu_seqlens_q, args.cu_seqlens_k, args.sinks)
-    return attention_cost(pairs, D, args.q, read, lse_rows=T * H if args.return_lse else 0)
+    read_bytes = rows * H * D * args.q.element_size() + keys_read * slot_bytes
+    read_bytes += nbytes(args.cu_seqlens_q, args.cu_seqlens_k, args.sinks)
+    return attention_cost(pair_count, D, args.q, read_bytes, lse_rows=T * H if args.return_lse else 0)
 
 
 def _case(B: int, T: int, S: int, heads: tuple[int, int, int], causal: bool, **more: bool | int | float) -> Case:
@@ -220,10 +220,10 @@ OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
 
 
 def _a_key_too_few(of: Arguments) -> Inputs:
-    """Removes the last key of each sequence, as a kernel with this mistake does."""
+    """Removes the last key of each sequence, to imitate a faulty kernel."""
     last = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
-    rest = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
-    return {"k": of.k[rest], "v": of.v[rest], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
+    mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
+    return {"k": of.k[mask], "v": of.v[mask], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
 
 
 CONTRACT = Contract(

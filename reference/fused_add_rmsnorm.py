@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer computes twice."""
+"""fused_add_rmsnorm: the residual add and the RMSNorm after it. A decoder layer computes both twice."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def fused_add_rmsnorm(
     round_first: bool = False,
     quantize: str | None = None,
 ) -> Outputs:
-    """Returns (rmsnorm(s) * (weight + weight_offset), s) with s = x + residual rounded to the dtype of x.
+    """Returns rmsnorm(s) * (weight + weight_offset) and s, with s = x + residual rounded to the dtype of x.
 
-    x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The input of the norm is the
-    rounded sum s, as in transformers; s is also the new residual. The options are the same as in `rmsnorm`; with
-    `quantize` the scales (T,) come last.
-    """
+    x, residual: (T, H); weight: (H,); returns two tensors (T, H), both in fp64. The norm takes the rounded sum s, as in
+    transformers; s is also the new residual. The options are the same as in `rmsnorm`. With `quantize` the third result
+    is the scales (T,)."""
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
@@ -48,7 +47,7 @@ def fused_add_rmsnorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal x, a normal residual that is larger, as in a model, and weights that are normal around one."""
+    """Makes a normal random `x`, a larger normal `residual` as in a model, and weights that are normal around 1."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     residual = randn(T, H, dtype=scheme.activation, device=device, seed=seed + 1, scale=3.0)
@@ -58,26 +57,25 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two arrays are read and two written; five FLOPs per element and one rsqrt per row."""
+    """Returns the cost: two arrays are read and two are written; five FLOPs per element and one rsqrt per row."""
     T, H = args.x.shape
-    written = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
-    return Cost(nbytes(args.x, args.residual, args.weight), written, vector_flops=5.0 * T * H, sfu_ops=float(T))
+    written_bytes = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
+    return Cost(nbytes(args.x, args.residual, args.weight), written_bytes, vector_flops=5.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance is zero for the sum; the norm has the tolerance of `rmsnorm`.
+    """Returns a tolerance of zero for the sum, and the tolerance of `rmsnorm` for the norm.
 
-    The sum has one right value. Two roundings are as good as one if the first leaves at least 2p + 2 bits: 24 for fp16
-    (p = 11) and bf16 (p = 8), 53 for fp32 (p = 24). So the norms of kernel and oracle have the same input.
-    """
+    The rounded sum has one right value. A kernel may first round to a wider format with at least 2p + 2 bits; this does
+    not change the value. fp16 (p = 11) and bf16 (p = 8) need 24 bits, and fp32 (p = 24) has 53 bits in fp64. So the
+    norms of the kernel and of the reference have the same input."""
     out, new_residual, *scale = oracle
     limit, *of_scale = rmsnorm.tolerance(inputs, (out, *scale), scheme)
     return limit, exact(new_residual), *of_scale
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one column of x or of the residual has most of the mean square; then a mean square near
-    eps."""
+    """Yields adversarial inputs: one column of x or residual dominates the mean square; then a mean square near eps."""
     H = int(case["H"])
     for column in planted_columns(H):
         for name in ("x", "residual"):

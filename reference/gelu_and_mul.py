@@ -1,4 +1,4 @@
-"""gelu_and_mul: the gated activation of GeGLU, gelu(gate) * up, with the tanh form of gelu, as in Gemma.
+"""gelu_and_mul: the gated activation of GeGLU, gelu(gate) * up, with the tanh form of gelu as in Gemma.
 
 Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Shazeer, "GLU Variants Improve Transformer", 2020.
 """
@@ -20,9 +20,8 @@ from rooflab.roofline.model import Cost
 def gelu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
     """Returns gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
 
-    x: (T, 2 I), gate first; returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their
-    scales (T,) (`reference/rows.py`).
-    """
+    x: (T, 2 I), with the I columns of `gate` first; returns (T, I). If `quantize` is "int8" or "fp8_e4m3", returns
+    codes (T, I) and their scales (T,) (`reference/rows.py`)."""
     gate, up = halves(x)
     # gelu(g) = g sigmoid(2 u) has the value of g / 2 (1 + tanh(u)) without its cancellation.
     return quantized_rows(gate * torch.sigmoid(2.0 * _argument(gate)) * up, quantize)
@@ -33,16 +32,16 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two values are read and one written; each output needs one exp, one reciprocal and eight FLOPs."""
+    """Returns the cost. Each output needs two reads, one write, one exp, one reciprocal and eight FLOPs."""
     like = silu_and_mul.cost(args)
     return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `silu_and_mul`, with the sigmoid's argument 2 u, which errs by 4 u_32, in place of the gate.
+    """Returns the tolerance of `silu_and_mul`, with 2 u instead of the gate: gelu(gate) = gate * sigmoid(2 u).
 
-    Library calls add 1 to the tanh.  For a negative gate this costs a roundoff of 1: 4 u_32 |gate up| are allowed.
-    """
+    The error of 2 u is 4 u_32 (u_32: the unit roundoff of fp32). Library calls compute 1 + tanh(u). For a negative gate
+    this costs a roundoff of 1: 4 u_32 |gate up| are allowed."""
     gate, up = halves(inputs["x"])
     argument = (2.0 * _argument(gate)).abs()
     relative = (8.0 + 4.0 * argument) * FP32_ROUNDOFF

@@ -1,6 +1,6 @@
 """gemm: `C = A @ B + bias + residual`.
 
-Cases name the operands' storage as BLAS does. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
+Case names give the storage of A and B as in BLAS. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
 weight. `TN`: A is a transposed view of a (K, M) matrix.
 """
 
@@ -43,9 +43,9 @@ def gemm(
     residual: torch.Tensor | None = None,
     precision: str = "ieee",
 ) -> torch.Tensor:
-    """Returns `a @ b + bias + residual` in fp64, (M, N).  a: (M, K); b: (K, N); bias: (N,); residual: (M, N).
+    """Returns `a @ b + bias + residual` in fp64, (M, N). a: (M, K); b: (K, N); bias: (N,); residual: (M, N).
 
-    `precision` says how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  The reference rounds nothing.
+    `precision` says how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`. The reference rounds nothing.
     """
     CONTRACT.check({"a": a, "b": b, "bias": bias, "residual": residual, "precision": precision})
     product = a.double() @ b.double()
@@ -56,7 +56,7 @@ def gemm(
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless `precision` is `ieee`, or `tf32` with fp32 operands."""
+    """Raises `ValueError` unless `precision` is `ieee`, or is `tf32` and the operands are fp32."""
     a, precision = arguments["a"], arguments.get("precision", "ieee")
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
@@ -65,7 +65,7 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands; `b` is scaled by 1/sqrt(K), so that the product is of order one at every K."""
+    """Makes random operands. `b` is scaled by 1/sqrt(K), so that `a @ b` is of order one for every K."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     layout = case["layout"]
     if layout not in ("NN", "NT", "TN"):
@@ -84,46 +84,45 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 M N K tensor-core FLOPs; an add per output for a bias and for a residual; every operand moves
-    once."""
+    """Returns the cost: 2 M N K tensor-core FLOPs, and an add per output for a bias and for a residual. Each tensor is
+    read or written once."""
     (M, K), N = args.a.shape, args.b.shape[1]
-    added = sum(addend is not None for addend in (args.bias, args.residual))
+    addend_count = sum(addend is not None for addend in (args.bias, args.residual))
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.bias, args.residual),
         write_bytes=M * N * args.a.element_size(),
         tensor_flops={"tf32" if args.precision == "tf32" else DTYPE_NAMES[args.a.dtype]: 2.0 * M * N * K},
-        vector_flops=float(added * M * N),
+        vector_flops=float(addend_count * M * N),
     )
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal.
 
-    u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
-    sign, each relative to a partial sum, add up as sqrt(K); c = 4 allows an unlucky walk. In 16 bits the size is the
-    largest possible size, |A| |B|, because tensor cores truncate: all these errors have the same sign. In fp32, where
-    TF32 must fail, the size of a random walk counts: |ref| + sqrt((A*A) (B*B)).
+    u_acc = 2**-24 and u_out are the unit roundoffs of fp32 and of the output: every scheme here accumulates in fp32. K
+    rounding errors of random sign, each relative to a partial sum, add up as sqrt(K); c = 4 allows an unlucky walk. In
+    16 bits the size is the largest possible size, |A| |B|: tensor cores truncate, so all errors have the same sign. In
+    fp32, where TF32 must fail, the size is that of a random walk: |ref| + sqrt((A*A) (B*B)).
 
-    In tf32 the rounding of the operands dominates: the relative error of a product lies in [0, 2 u], u = 2**-10, with a
-    mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight standard deviations. Operands rounded to
-    bf16 have a standard deviation of 2.4 u and fail.
-    """
+    In tf32 the rounding of the operands dominates. The relative error of one product a * b lies in [0, 2 u], u =
+    2**-10, with a mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight standard deviations.
+    Operands rounded to bf16 have a standard deviation of 2.4 u and fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
     walk = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
     magnitude = a.abs() @ b.abs() if walk is None else oracle[0].abs() + walk
     for addend in (inputs["bias"], inputs.get("residual")):
         if addend is not None:
             magnitude += addend.double().abs()
-    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
     if scheme.name == "tf32" and walk is not None:
         product = gemm(inputs["a"], inputs["b"]).abs()
-        allowed += TF32_ROUNDOFF * (TF32_FACTOR * walk + product)
+        limit += TF32_ROUNDOFF * (TF32_FACTOR * walk + product)
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (allowed + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together."""
+    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -142,20 +141,20 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case in which the sizes named by `equal` are equal: a kernel may identify operands by their shapes."""
+    """Makes a case with equal sizes for the names in `equal`: a kernel may confuse operands of the same shape."""
     together = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
 
 def without_last_k(of: Arguments) -> Inputs:
-    """Leaves the last k out of every sum, as a kernel with this mistake does."""
+    """Leaves the last k out of every sum, to imitate a faulty kernel."""
     a = of.a.clone()
     a[:, -1:] = 0.0
     return {"a": a}
 
 
 def in_ten_bits(of: Arguments) -> Inputs:
-    """Cuts fp32 operands to a mantissa of ten bits, as tf32 does."""
+    """Truncates fp32 operands to ten mantissa bits, as tf32 does."""
     cut = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (of.a, of.b)]
     return {"a": cut[0], "b": cut[1]}
 

@@ -1,9 +1,9 @@
-"""gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias`, with operands in e4m3 and a bf16 result.
+"""gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias`, with e4m3 operands and a bf16 result.
 
 A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). An operand has one
-scale, or one scale for each block: 1 x 128 values of A, 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
-3.3.2). Edge blocks may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma multiplies only
-this layout. The scales of B are (K/128, N/128); DeepGEMM takes them transposed.
+scale in all, or one scale per block. Blocks are 1 x 128 values of A and 128 x 128 values of B (DeepSeek-V3, arXiv
+2412.19437, section 3.3.2). Blocks at the edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's
+fp8 wgmma multiplies only this layout. The scales of B are (K/128, N/128); DeepGEMM takes their transpose.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ PROMOTED_K = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises x to e4m3, with one scale for all of x, or one for each `group` of (rows, columns).
+    """Quantises x to e4m3, with one scale for all of x, or with one scale per `group` of (rows, columns).
 
-    x: (R, C) of any float dtype. Returns e4m3 (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)), such
-    that values times scales are about x. The largest magnitude of each group becomes 448, the largest value of e4m3.
-    Groups at the edges may be smaller. A group of zeros has the scale 1. Raises `ValueError` if x is not a matrix.
-    """
+    x: (R, C) of any float dtype. Returns e4m3 codes (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)),
+    such that codes * scales is about x. The largest magnitude of each group becomes 448, the largest value of e4m3.
+    Groups at the edges may be smaller. A group of zeros has the scale 1. Raises `ValueError` if x is not a matrix."""
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
     rows, columns = x.shape
-    high, wide = group or (max(rows, 1), max(columns, 1))
-    blocks = (-(-rows // high), -(-columns // wide)) if group else (1, 1)
-    padded = torch.nn.functional.pad(x.float(), (0, blocks[1] * wide - columns, 0, blocks[0] * high - rows))
-    tiles = padded.view(blocks[0], high, blocks[1], wide)
+    height, width = group or (max(rows, 1), max(columns, 1))
+    blocks = (-(-rows // height), -(-columns // width)) if group else (1, 1)
+    padded = torch.nn.functional.pad(x.float(), (0, blocks[1] * width - columns, 0, blocks[0] * height - rows))
+    tiles = padded.view(blocks[0], height, blocks[1], width)
     largest = tiles.abs().amax(dim=(1, 3), keepdim=True)
     scale = torch.where(largest > 0, (largest / E4M3_MAX).clamp(min=LEAST_SCALE), 1.0)
     values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded.shape)[:rows, :columns]
@@ -57,12 +56,12 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
 
 
 def dequantize_fp8(values: torch.Tensor, scale: torch.Tensor, group: tuple[int, int]) -> torch.Tensor:
-    """Returns values times scales in fp64, (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns))."""
+    """Returns values * scale in fp64, (R, C). scale: one element, or (ceil(R / rows), ceil(C / columns))."""
     if scale.ndim < 2:
         return values.double() * scale.double()
     rows, columns = values.shape
-    wide = scale.double().repeat_interleave(group[0], 0)[:rows].repeat_interleave(group[1], 1)[:, :columns]
-    return values.double() * wide
+    scale_matrix = scale.double().repeat_interleave(group[0], 0)[:rows].repeat_interleave(group[1], 1)[:, :columns]
+    return values.double() * scale_matrix
 
 
 def gemm_fp8(
@@ -74,11 +73,11 @@ def gemm_fp8(
     *,
     fast_accum: bool = False,
 ) -> torch.Tensor:
-    """Returns `(a_scale * a) @ (b_scale * b) + bias` in fp64, (M, N).  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16.
+    """Returns `(a_scale * a) @ (b_scale * b) + bias` in fp64, (M, N). a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16.
 
-    Scales are fp32. Both have one element, or a_scale is (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
-    `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
-    `torch._scaled_mm`; the reference ignores it.
+    Scales are fp32. Either both scales have one element, or a_scale is (M, ceil(K / 128)) and b_scale is (ceil(K /
+    128), ceil(N / 128)). With `fast_accum` a kernel may sum all of K in Hopper's short fp8 accumulator, as with
+    `use_fast_accum` of `torch._scaled_mm`. The reference ignores `fast_accum`.
     """
     CONTRACT.check({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
     product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
@@ -86,7 +85,7 @@ def gemm_fp8(
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless each scale has one element, or both have the shapes of block scales."""
+    """Raises `ValueError` unless both scales have one element, or both have the shapes of block scales."""
     if arguments["a_scale"].ndim == 2:
         groups = -(-dims["K"] // GROUP)
         check_shape("a_scale", arguments["a_scale"], dims["M"], groups)
@@ -98,10 +97,9 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes quantised normal operands.  `b` is first scaled by 1/sqrt(K), so that products are of order one at every K.
+    """Makes normal operands and quantises them. `b` is first scaled by 1/sqrt(K), so that `a @ b` is of order one.
 
-    The operands are e4m3 in any scheme. Block scales of `a` are stored as (K/128, M), as cuBLAS and DeepGEMM need.
-    """
+    The operands are e4m3 in any scheme. Block scales of `a` are stored as (K/128, M), as cuBLAS and DeepGEMM need."""
     return _inputs(case, scheme, device, seed)
 
 
@@ -138,10 +136,10 @@ def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
+    """Returns the cost: 2 M N K tensor-core FLOPs in e4m3, and an add per output for a bias. Each tensor is read or
+    written once.
 
-    Multiplications by scales are not counted: they need no separate pass over the outputs at any K.
-    """
+    Multiplications by scales are not counted, because they need no separate pass over the outputs for any K."""
     (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.a_scale, args.b_scale, args.bias),
@@ -152,17 +150,17 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance: the error of fp32 sums as in `gemm` for 16 bits, the error of the fp8 accumulator, and the
-    output's rounding.
+    """Returns the tolerance: the error of fp32 sums as in `gemm` for 16 bits, the error of Hopper's fp8 accumulator,
+    and the rounding of the output.
 
-    The quantisation is no error of a kernel, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| +
-    |bias|), u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading bit. An instruction
-    covers 32 of K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always
-    towards zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives
-    3 x 2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
-    follows each four instructions: 12 x 2**-13. With `fast_accum` the factor is 3 K / 32 x 2**-13. (In 128 of K a model
-    of the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x 2**-13.)
-    """
+    Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is c u sqrt(K) (|A| |B| +
+    |bias|), u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. An instruction
+    sums over 32 values of K. It truncates the accumulator before the sum and the result after the sum, each by up to
+    2**-13 and towards zero. Its truncations of the products have random signs and together cost about as much as one
+    more truncation. The total is 3 x 2**-13 of a partial sum of size |A B| + sqrt((A*A) (B*B)), as in a random walk.
+    After every four instructions the sum goes to fp32, hence 12 x 2**-13. With `fast_accum` the factor is 3 K / 32 x
+    2**-13. (For K = 128 a model of the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x
+    2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
     K = a.shape[1]
@@ -173,15 +171,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         product = product - inputs["bias"].double()
     chain = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
     cuts = CUTS_PER_INSTRUCTION * -(-chain // INSTRUCTION_K) * CUT
-    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
-    allowed = allowed + cuts * (product.abs() + (a.square() @ b.square()).sqrt())
+    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
+    limit = limit + cuts * (product.abs() + (a.square() @ b.square()).sqrt())
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (allowed + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that K reaches, one k, set before quantisation, outweighs all other k
-    together."""
+    """Yields adversarial inputs: at tile edges in K, one index k dominates the sum, set before the quantisation."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         yield f"k={k}", _inputs(case, scheme, device, seed, planted_k=k)

@@ -1,7 +1,7 @@
-"""gemm_grouped: multiplies each expert's rows of A by the same expert's matrix of B, for a mixture of experts.
+"""gemm_grouped: multiplies the rows of A that belong to an expert by the matrix of this expert (mixture of experts).
 
 Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
-`offsets` says where each expert's rows begin, as `cu_seqlens` does for sequences. An expert may have no rows.
+`offsets` holds the first row of each expert, as `cu_seqlens` does for sequences. An expert may have no rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ACCUMULATION_FACTOR = 4.0
 
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each expert that has rows, and its rows."""
+    """Yields each expert that has rows, and the range of its rows."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:
@@ -48,8 +48,7 @@ def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
 def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Returns `out[s:t] = a[s:t] @ b[e]` in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
 
-    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32 from 0 to T, not falling; returns (T, N).
-    """
+    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32, ascending from 0 to T; returns (T, N)."""
     dims = CONTRACT.check({"a": a, "b": b, "offsets": offsets})
     check_offsets("offsets", offsets, dims["T"])
     out = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
@@ -59,34 +58,32 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on rows that belong to no expert."""
+    """Raises `ValueError` if a row belongs to no expert."""
     if dims["T"] and not dims["E"]:
         raise ValueError(f"b: expected an expert for the {dims['T']} rows of a, got none")
 
 
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
-    """Draws the offsets of T rows over E experts: (E + 1,) int32 on the CPU.
+    """Draws a random assignment of T rows to E experts, and returns the offsets (E + 1,) int32 on the CPU.
 
-    Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew: skew 0
-    is a uniform router, skew 1 is Zipf's law, and with skew 100 all tokens choose the same experts. The order of
-    popularity is drawn too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E.
-    """
+    Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew. Skew 0
+    is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. The order of
+    popularity is random too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
     popularity_rank = torch.randperm(E, generator=generator)
     noise = -torch.empty(T // top_k, E, dtype=torch.float64).exponential_(generator=generator).log()
     scores = noise - skew * torch.log(popularity_rank + 1.0)
-    chosen = scores.topk(top_k, dim=1).indices
-    sizes = torch.bincount(chosen.flatten(), minlength=E)
+    expert_ids = scores.topk(top_k, dim=1).indices
+    sizes = torch.bincount(expert_ids.flatten(), minlength=E)
     return torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0))).to(torch.int32)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands and offsets; `b` is a transposed view of (E, N, K) weights, scaled by 1/sqrt(K).
+    """Makes random operands and offsets. `b` is a transposed view of (E, N, K) weights, scaled by 1/sqrt(K).
 
-    Matrices of experts without rows hold NaN, because no kernel needs to read them.
-    """
+    The matrix of an expert without rows holds NaN, because no kernel needs to read this matrix."""
     T, top_k, E, N, K = (int(case[key]) for key in ("T", "top_k", "E", "N", "K"))
     device = torch.device(device)
     offsets = route(T, top_k, E, float(case["skew"]), seed + 2)
@@ -99,22 +96,21 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 T N K tensor-core FLOPs; `a` and the matrices of the experts that have rows are read once."""
+    """Returns the cost: 2 T N K tensor-core FLOPs. `a` and the matrices of the experts that have rows are read once."""
     (T, K), N = args.a.shape, args.b.shape[2]
-    used = len(list(_groups(args.offsets)))
+    expert_count = len(list(_groups(args.offsets)))
     return Cost(
-        read_bytes=nbytes(args.a, args.offsets) + used * K * N * args.b.element_size(),
+        read_bytes=nbytes(args.a, args.offsets) + expert_count * K * N * args.b.element_size(),
         write_bytes=T * N * args.a.element_size(),
         tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * T * N * K},
     )
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `gemm` for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half a
-    subnormal.
+    """Returns the tolerance of `gemm` for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half
+    a subnormal.
 
-    The size is |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32.
-    """
+    The size of the partial sums is |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32."""
     a, b = inputs["a"], inputs["b"]
     partial_sums = torch.zeros_like(oracle[0])
     for expert, rows in _groups(inputs["offsets"]):
@@ -129,9 +125,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together. Then the first and
-    the last row of every group are far larger than the rest. This reveals a row that goes to the next expert or is
-    stored twice."""
+    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k. Then the first
+    and the last row of every expert are very large. This reveals a row that goes to the wrong expert or is stored
+    twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -156,7 +152,7 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """Makes a case of the domain.  Returns None if drawing the experts would take a second."""
+    """Makes a test case with these values. Returns None if the random routing would take a second."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 
@@ -166,10 +162,10 @@ QWEN3_30B = ((1536, 2048), (2048, 768))
 
 
 def _first_rows_before(of: Arguments) -> Inputs:
-    """Moves the first row of each expert to the expert before it, as a kernel with this mistake does."""
-    moved = of.offsets.clone()
-    moved[1:-1] = (moved[1:-1] + 1).clamp(max=len(of.a))
-    return {"offsets": moved, "b": of.b.nan_to_num(1.0)}
+    """Moves the first row of each expert to the previous expert, to imitate a faulty kernel."""
+    new_offsets = of.offsets.clone()
+    new_offsets[1:-1] = (new_offsets[1:-1] + 1).clamp(max=len(of.a))
+    return {"offsets": new_offsets, "b": of.b.nan_to_num(1.0)}
 
 
 CONTRACT = Contract(

@@ -1,7 +1,7 @@
-"""gemm_silu_and_mul: `silu(A @ gate) * (A @ up)`, the gated product of a feed-forward layer with its activation.
+"""gemm_silu_and_mul: `silu(A @ gate) * (A @ up)`, the gated matrix product of a feed-forward layer.
 
-Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), gate's I columns first, as in `silu_and_mul`. Cases
-name the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
+Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), the I columns of `gate` first, as in `silu_and_mul`.
+Case names give the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
 """
 
 from __future__ import annotations
@@ -42,20 +42,19 @@ SILU_SLOPE = 1.1
 
 def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     product = a.double() @ b.double()
-    half = product.shape[1] // 2
-    return product[:, :half], product[:, half:]
+    gate_columns = product.shape[1] // 2
+    return product[:, :gate_columns], product[:, gate_columns:]
 
 
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Returns `silu(a @ gate) * (a @ up)` in fp64, (M, I).  a: (M, K); b: (K, 2 I), the columns of `gate` first."""
+    """Returns `silu(a @ gate) * (a @ up)` in fp64, (M, I). a: (M, K); b: (K, 2 I), with the columns of `gate` first."""
     CONTRACT.check({"a": a, "b": b})
     gate, up = _gate_and_up(a, b)
     return gate / (1.0 + torch.exp(-gate)) * up
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random operands; `b` is scaled by 2/sqrt(K), so that `gate` and `up` have standard deviation 2 at every
-    K."""
+    """Makes random operands. `b` is scaled by 2/sqrt(K), so that `a @ b` has standard deviation 2 for every K."""
     M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
     if layout not in ("NN", "NT"):
         raise ValueError(f"layout: expected NN or NT, got {layout!r}")
@@ -66,7 +65,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal; every operand moves once."""
+    """Returns the cost: 4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal. Each tensor is read
+    or written once."""
     (M, K), width = args.a.shape, args.b.shape[1]
     outputs = M * (width // 2)
     return Cost(
@@ -79,12 +79,14 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance: the product's error as in `gemm`, carried through the activation, and the error of the activation.
+    """Returns the tolerance: the error of `a @ b` as in `gemm`, carried through the activation, plus the activation's
+    error.
 
-    `gate` and `up` each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
-    error as in `gemm`, and one rounding to the dtype, because library calls round the products. Because |silu'| <= 1.1,
-    silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds the tolerance of
-    `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
+    `gate` and `up` have the errors e_gate and e_up: c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a
+    subnormal, with x the value of `gate` or `up`. This is the error of the sum as in `gemm`, and of one rounding to the
+    dtype: library calls round `a @ b`. |silu'| is at most 1.1. So the error of silu(gate) up is 1.1 e_gate (|up| +
+    e_up) + |silu(gate)| e_up. The activation adds the tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out
+    |ref| + 2**-126 |gate up| + subnormals of the output.
     """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
@@ -98,7 +100,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Returns the tolerance of `gemm`: partial sums of |A| |B| in 16 bits, and of a random walk's size in fp32."""
+    """Returns the tolerance of `gemm` for `product` = a @ b. In fp32, partial sums have the size of a random walk."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:
@@ -109,8 +111,8 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all other k together.  Then gates in the
-    first and the last column are so large that a careless exp overflows."""
+    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k. Then the gates
+    of the first and the last column are so large that a simple exp(-gate) overflows."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,10 +1,10 @@
-"""gemm_w4a16: `C = A @ W + bias` with W = ((code - zero) * scale)^T, activations in bf16 and weights in four bits.
+"""gemm_w4a16: `C = A @ W + bias` with W = ((code - zero) * scale)^T, bf16 activations and 4-bit weights.
 
-`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight.  A byte holds
-two codes along K, the even k in the low half.  Each `group` values along K have a scale and, if `zero` is given, an
-integer zero point.  Without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
-may be short.  The scales here are bf16; scales are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`).  Most checkpoints have fp16 scales; each kernel says whether it takes fp16 scales.
+`quantized_checkpoints.py` converts checkpoints to this form of a linear layer's (N, K) weight. A byte holds two codes
+along K, the even k in the low half. Each `group` of values along K has a scale and, if `zero` is given, an integer zero
+point. Without zero points a code of 8 means zero. The group size is 32, 64 or 128, K is even, and the last group may be
+shorter. The scales here are bf16. Scales are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`). Most checkpoints have fp16 scales; each kernel says whether it takes fp16 scales.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ PLANT = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """Returns the group size for K values in `groups` groups: the largest of 32, 64 and 128 that fits.
+    """Returns the group size for which K values have `groups` groups: 128, 64 or 32, the largest that fits.
 
-    If one group holds all of K, all sizes of at least K mean the same.  Raises `ValueError` if no size fits.
-    """
+    If one group holds all of K, all sizes of at least K have the same effect. Raises `ValueError` if no size fits."""
     for group in reversed(GROUPS):
         if -(-K // group) == groups:
             return group
@@ -41,7 +40,7 @@ def group_size(K: int, groups: int) -> int:
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if K is odd or no group size fits."""
+    """Raises `ValueError` if K is odd, or if the shape of `scale` fits no group size."""
     if dims["K"] % 2:
         raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
     group_size(dims["K"], dims["G"])
@@ -56,8 +55,8 @@ def gemm_w4a16(
 ) -> torch.Tensor:
     """Returns `a @ W + bias` in fp64.
 
-    a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of the same shape, or None for 8; bias:
-    (N,) bf16; returns (M, N).
+    a: (M, K) bf16; b: (N, K/2) uint8, the packed codes; scale: (N, ceil(K / group)); zero: uint8 of the same shape as
+    `scale`, or None for 8 everywhere; bias: (N,) bf16; returns (M, N).
     """
     CONTRACT.check({"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias})
     group = group_size(a.shape[1], scale.shape[1])
@@ -66,12 +65,11 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands and quantises the weight, scaled by 1/sqrt(K), so that products are of order one.
+    """Makes normal operands and quantises the weight, which is scaled by 1/sqrt(K), so that `a @ W` is of order one.
 
-    The magnitudes of the weight's groups differ by up to a factor of 4, so that the scale of a wrong group shows.  With
-    zero points the mean of a group is up to one standard deviation away from 0.  The activation is bf16 and the weight
-    has four bits in any scheme; the group is 128 if the scheme names no group.
-    """
+    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal the use of a wrong group's scale.
+    With zero points the mean of a group is up to one standard deviation away from 0. In any scheme the activation is
+    bf16 and the weight has 4 bits. The group size is 128 if the scheme has none."""
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
@@ -86,8 +84,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         shifts, sizes = (
-            spread(randn(N, groups, dtype=torch.float32, device=device, seed=of).clamp(-1, 1), group, K)
-            for of in (seed + 4, seed + 3)
+            spread(randn(N, groups, dtype=torch.float32, device=device, seed=noise_seed).clamp(-1, 1), group, K)
+            for noise_seed in (seed + 4, seed + 3)
         )
         if case["zeros"]:
             weight += shifts * max(K, 1) ** -0.5
@@ -97,10 +95,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
+    """Returns the cost: 2 M N K tensor-core FLOPs in bf16, and an add per output for the bias. Each tensor is read or
+    written once.
 
-    Multiplications by scales are not counted, because weights can be scaled at load.
-    """
+    Multiplications by scales are not counted, because weights can be scaled when they are loaded."""
     (M, K), N = args.a.shape, args.b.shape[0]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.scale, args.zero, args.bias),
@@ -111,18 +109,18 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `gemm_w8a16`: fp32 sums, then a rounding of each dequantised weight to bf16 and of the output.
+    """Returns the tolerance of `gemm_w8a16`: fp32 sums, a rounding of each dequantised weight to bf16 and of the
+    output.
 
-    code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So no weight is rounded if a kernel
-    multiplies by this integer and scales the fp32 sum of each group.
-    """
+    `code - zero` is an integer of five bits and a sign, which bf16 represents exactly. So a kernel rounds no weight if
+    it multiplies by this integer and then scales the fp32 sum of each group."""
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
     return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at tile edges in K, one k outweighs all other k together, with largest and least codes."""
+    """Yields adversarial inputs: at tile edges in K, one k dominates the sum, with the largest and smallest codes."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):

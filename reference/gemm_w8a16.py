@@ -1,8 +1,8 @@
-"""gemm_w8a16: `C = A @ (scale * B) + bias`, with bf16 activations and an int8 weight that has a scale for each column.
+"""gemm_w8a16: `C = A @ (scale * B) + bias`, with bf16 activations and an int8 weight that has one scale per column.
 
-B is (K, N), stored as a linear layer's (N, K) weight: `b = weight.mT`.  The scales have the activation's dtype, bf16,
-as torch's own call needs; scales are rounded before the codes are chosen, so that the rounding costs no accuracy
-(`quantization.py`).  A kernel says whether it takes another dtype.
+B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales are bf16 like the activation,
+because torch's own call needs this. Scales are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`). Each kernel states whether it takes scales of another dtype.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torc
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands and quantises W, scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands and quantises the weight W. W is scaled by 1/sqrt(K), so that `a @ W` is of order one.
 
-    Channels of W differ in magnitude by up to a factor of 4. The activation is bf16 and W is int8 in any scheme.
+    Output channels of W differ in magnitude by up to a factor of 4. In any scheme the activation is bf16 and W is int8.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
@@ -53,8 +53,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: 2 M N K tensor-core FLOPs in bf16; per output a product with the scale and an add of the bias; every
-    operand moves once."""
+    """Returns the cost: 2 M N K tensor-core FLOPs in bf16; per output a multiplication by the scale and an add of the
+    bias. Each tensor is read or written once."""
     (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.scale, args.bias),
@@ -65,15 +65,16 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance: the error of fp32 sums, one rounding of each weight to bf16, and the output's rounding.
+    """Returns the tolerance: the error of fp32 sums, one rounding of each weight to bf16, and the rounding of the
+    output.
 
-    The quantisation is no error, because the codes are given.  W is scale times b.  fp32 sums err as in `gemm` for 16
-    bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  This holds for a kernel that multiplies codes, which bf16
-    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight.
-    The error's root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
-    uniform between 1 and 2).  With random signs these errors add up as a random walk, and 3.5 v sqrt((A*A) (W*W)) is
-    eight standard deviations of its sum.  The tolerance also covers a single dominant k, which errs by up to v.
-    """
+    Quantisation adds no error, because the kernel gets the codes. W is scale * b. The error of fp32 sums is that of
+    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This holds for a kernel that multiplies the
+    codes, which bf16 represents exactly, and then scales the sum. A kernel that first rounds W to bf16 has an error of
+    up to v = 2**-8 of each weight. Its root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands,
+    or their logarithms, uniform between 1 and 2). With random signs these errors add up as a random walk, and 3.5 v
+    sqrt((A*A) (W*W)) is eight standard deviations of their sum. The tolerance also covers one dominant k with an error
+    of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)
@@ -82,20 +83,20 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the error that `tolerance` allows for `a` (M, K) times the dequantised `weight` (K, N), both in fp64."""
+    """Returns the error that `tolerance` allows for `a @ weight`, with a dequantised weight (K, N), all in fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
-    allowed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
     rounded = torch.finfo(torch.bfloat16).eps / 2
-    allowed = allowed + ROUNDED_WEIGHT_FACTOR * rounded * (a.square() @ weight.square()).sqrt()
+    limit = limit + ROUNDED_WEIGHT_FACTOR * rounded * (a.square() @ weight.square()).sqrt()
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    total: torch.Tensor = allowed + scheme.unit_roundoff * product.abs() + subnormal
+    total: torch.Tensor = limit + scheme.unit_roundoff * product.abs() + subnormal
     return total
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at tile edges in K, one k outweighs all other k, with the largest codes of both signs."""
+    """Yields adversarial inputs: at tile edges in K, one k dominates the sum, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,4 +1,4 @@
-"""kv_cache_write: writes new keys and values to their slots of the paged cache.
+"""kv_cache_write: writes new keys and values to their slots in the paged KV cache.
 
 Pages as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
 """
@@ -21,12 +21,11 @@ from rooflab.roofline.model import Cost
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; a token
+    """Returns the new k_cache and v_cache, with token t in slot slot_mapping[t] = block * block_size + offset. A token
     with slot -1 is skipped.
 
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
-    once.
-    """
+    once."""
     arguments = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
     slots_exist(arguments, CONTRACT.check(arguments))
     block_size = k_cache.shape[1]
@@ -39,7 +38,7 @@ def kv_cache_write(
 
 
 def slots_exist(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless each token has its own slot, or -1 for no slot."""
+    """Raises `ValueError` unless each token has an existing slot that no other token has, or -1 for no slot."""
     check_slots(arguments["slot_mapping"], dims["num_blocks"] * dims["block_size"])
 
 
@@ -58,10 +57,9 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random k and v, caches of other random values, and distinct random slots; `skipped` tokens have slot -1.
+    """Makes random k and v, caches of other random values, and distinct random slots. `skipped` tokens have slot -1.
 
-    On `meta` the slots are real and on the CPU. Raises `ValueError` if the cache has too few slots.
-    """
+    On `meta` the slots are real and on the CPU. Raises `ValueError` if the cache has too few slots."""
     T, H_kv, D = int(case["T"]), int(case["H_kv"]), int(case["D"])
     num_blocks, block_size, skipped = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
     if T > num_blocks * block_size or skipped > T:
@@ -81,19 +79,20 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: rows of tokens that have a slot are read and written; for a skipped token only its slot -1 is read."""
-    written = int((args.slot_mapping >= 0).sum())
+    """Returns the cost: rows of tokens with a slot are read and written. For slot -1 only the slot number is read."""
+    writes = int((args.slot_mapping >= 0).sum())
     row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
-    return Cost(read_bytes=nbytes(args.slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
+    return Cost(read_bytes=nbytes(args.slot_mapping) + writes * row_bytes, write_bytes=writes * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance is zero: the op moves rows and computes nothing, and every other slot keeps its values."""
+    """Returns a tolerance of zero: the op copies rows and computes nothing. All other slots keep their values."""
     return exact(oracle[0]), exact(oracle[1])
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: first and last slot of first and last page, for first and last token; then no token."""
+    """Yields adversarial inputs: the first and the last token go to the first and the last slot of the first and the
+    last page. Then all tokens have the slot -1."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
     last_block = (num_blocks - 1) * block_size
     for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):

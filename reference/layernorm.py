@@ -20,7 +20,7 @@ from rooflab.roofline.model import Cost
 def layernorm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Returns the norm in fp64, with the variance over H.  x: (T, H); weight, bias: (H,); returns (T, H)."""
+    """Returns the layer norm in fp64, with mean and variance over H. x: (T, H); weight, bias: (H,); returns (T, H)."""
     check_shape("weight", weight, x.shape[-1])
     if bias is not None:
         check_shape("bias", bias, x.shape[-1])
@@ -31,7 +31,7 @@ def layernorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal x around 0.5, weights around one and biases around zero."""
+    """Makes normal `x` with mean 0.5, weights with mean 1 and biases with mean 0."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed, mean=0.5)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
@@ -40,7 +40,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: all operands are read once, the result is written once; eight FLOPs per element, one rsqrt per row."""
+    """Returns the cost: operands are read and the result is written once; eight FLOPs per element, a rsqrt per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 
@@ -48,9 +48,9 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
 
-    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; the variance changes by its
-    square.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails if the mean is large.
-    """
+    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; the variance changes by
+    shift^2. A kernel that computes mean(x^2) - mean^2 has an error of mean^2 u_32 instead, and fails if the mean is
+    large."""
     x, weight = inputs["x"].double(), inputs["weight"].double()
     root, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
@@ -64,7 +64,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at edges in H, one column has most of the variance; then a mean far above the deviation."""
+    """Yields adversarial inputs: at tile edges in H, one column has most of the variance. Then a very large mean."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -83,7 +83,7 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
 
 
 def _of_squares(of: Arguments) -> torch.Tensor:
-    """Computes the variance in fp32 as mean of squares minus squared mean, as a kernel with this mistake does."""
+    """Computes the variance in fp32 as mean(x^2) - mean(x)^2, to imitate a faulty kernel."""
     x = of.x.float()
     variance = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
     scaled: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight

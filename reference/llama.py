@@ -1,9 +1,9 @@
-"""A whole model of the Llama family, from prompt to token: plain torch in fp32, without a KV cache.
+"""Computes a whole model of the Llama family, from prompt to token, in plain torch and fp32 without a KV cache.
 
-This short file computes what the engine computes; the engine's tests compare the two.  After Touvron et al., "LLaMA",
-2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query attention
-(Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head norms, and Gemma's 1 +
-weight and GeGLU.  T: tokens, H: hidden size, D: head size.
+This short file computes the same function as the engine; the engine's tests compare both results. After Touvron et al.,
+"LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query
+attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020). Adds Mistral's window, Qwen's biases and head norms, and
+Gemma's 1 + weight and GeGLU. T: tokens, H: hidden size, D: head size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """Returns the `new_tokens` likeliest next tokens, one after another."""
+    """Returns the next `new_tokens` tokens by greedy decoding: always the most likely token."""
     tokens = list(prompt)
     for _ in range(new_tokens):
         tokens.append(int(logits(arch, tensors, tokens)[-1].argmax()))
@@ -30,7 +30,7 @@ def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_to
 
 
 def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tensor:
-    """Returns the scores of all possible next tokens, (T, vocabulary), after each of the T tokens."""
+    """Returns the logits of the next token after each of the T tokens, (T, vocabulary)."""
     embedding = tensors["model.embed_tokens.weight"].float()
     x = embedding[torch.tensor(tokens)] * arch.embedding_scale  # (T, H)
     cos, sin = rotation(arch, len(tokens))
@@ -56,7 +56,7 @@ def mlp(arch: Architecture, layer: Tensors, x: Tensor) -> Tensor:
 
 
 def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The attention of one layer, (T, H) to (T, H): a query sees itself and the keys before it, within the window."""
+    """Computes the attention of one layer: (T, H) to (T, H). A query sees its own and earlier keys in the window."""
     T, D = len(x), arch.head_dim
 
     def heads(name: str) -> Tensor:
@@ -68,45 +68,44 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
         q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
-    behind = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
-    hidden = (behind < 0) | (behind >= (arch.window or T))
+    distance = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
+    hidden = (distance < 0) | (distance >= (arch.window or T))
     weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)
     return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates each pair (x[i], x[i + D/2]) of a head by the angle of the token."""
+    """Rotates each pair (x[i], x[i + D/2]) of a head by the rotary angle of its token and pair."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin (T, D / 2) of the angles position * frequency, with the frequencies scaled as the model says.
+    """Returns the cos and sin (T, D / 2) of the rotary angles position * frequency.
 
-    `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: a
-    divisor for each frequency, which a GGUF stores.
-    """
+    The model's configuration says how the frequencies are scaled. `linear`: Chen et al., 2023; `llama3`: Meta's
+    reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: one divisor per frequency, from a GGUF file."""
     D, scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
-    pairs = torch.arange(0, D, 2, dtype=torch.float64)
-    fast = arch.rope_theta ** (-pairs / D)
+    columns = torch.arange(0, D, 2, dtype=torch.float64)
+    fast = arch.rope_theta ** (-columns / D)
     kind, size = scaling["rope_type"], 1.0
     slow = fast / torch.tensor(scaling["factors" if kind == "factors" else "factor"], dtype=torch.float64)
     if kind in ("default", "linear", "factors"):
-        keep = torch.zeros_like(fast)
+        fast_weights = torch.zeros_like(fast)
     elif kind == "llama3":
         turns = fast * scaling["original_max_position_embeddings"] / math.tau
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        keep = ((turns - low) / (high - low)).clamp(0, 1)
+        fast_weights = ((turns - low) / (high - low)).clamp(0, 1)
     else:
         length = scaling.get("original_max_position_embeddings") or arch.max_position
 
         def pair_of(turns: float) -> float:
-            """Returns the pair that makes this number of turns over the length that the model was trained on."""
+            """Returns the fractional index of the column pair with this number of turns over the training length."""
             return D * math.log(length / (turns * math.tau)) / (2 * math.log(arch.rope_theta))
 
         first = max(math.floor(pair_of(scaling.get("beta_fast") or 32)), 0)
         last = min(math.ceil(pair_of(scaling.get("beta_slow") or 1)), D - 1)
-        keep = 1 - ((pairs / 2 - first) / max(last - first, 1e-3)).clamp(0, 1)
+        fast_weights = 1 - ((columns / 2 - first) / max(last - first, 1e-3)).clamp(0, 1)
         size = scaling.get("attention_factor") or max(0.1 * math.log(scaling["factor"]) + 1, 1.0)
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * (keep * fast + (1 - keep) * slow)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * fast + (1 - fast_weights) * slow)
     return (angles.cos() * size).float(), (angles.sin() * size).float()

@@ -1,7 +1,7 @@
-"""merge_attention_states: computes attention over all keys from attention over parts of the keys.
+"""merge_attention_states: combines attention over several parts of the keys into attention over all keys.
 
-A part's output and the natural log-sum-exp of its scores are enough (Ye et al., "FlashInfer", arXiv 2501.01005, section
-2.2). Parts are the splits of a KV cache, or a shared prefix and each request's own suffix.
+The merge needs only the output of each part and the natural log-sum-exp of its scores (Ye et al., "FlashInfer", arXiv
+2501.01005, section 2.2). Parts are the splits of a KV cache, or a shared prefix and each request's own suffix.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ OPERATIONS = 4.0
 
 
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
-    """Returns the merged output and log-sum-exp in fp64.
+    """Returns the merged output and the merged log-sum-exp in fp64.
 
-    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32. A part that saw no key has the log-sum-exp -inf, or
-    +inf as FlashAttention-2 writes it; its output is ignored, even if NaN. Returns (T, H, D) and (T, H). If no part of
-    a row saw a key, the row is 0 and -inf.
-    """
+    outs: (P, T, H, D) fp32, fp16 or bf16, the outputs of P parts; lses: (P, T, H) fp32. A part that saw no key has the
+    log-sum-exp -inf, or +inf as FlashAttention-2 writes it. The output of such a part is ignored, even if it is NaN.
+    Returns (T, H, D) and (T, H). If no part of a row saw a key, the output is 0 and the log-sum-exp is -inf."""
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
     values = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
@@ -39,12 +38,12 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _seen(lses: torch.Tensor) -> torch.Tensor:
-    """Returns the log-sum-exps in fp64, -inf for each part that saw no key."""
+    """Returns the log-sum-exps in fp64, with -inf for each part that saw no key."""
     return lses.double().masked_fill(lses == math.inf, -math.inf)
 
 
 def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the weight of each part (P, T, H), and the log-sum-exp over all parts (T, H)."""
+    """Returns the weight of each part in the merged output (P, T, H), and the log-sum-exp over all parts (T, H)."""
     lses = _seen(lses)
     lse = torch.logsumexp(lses, dim=0)
     return torch.exp(lses - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
@@ -53,17 +52,16 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    Here u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of the exponent, which is the difference of
-    two log-sum-exps in base 2. P weights are summed. Half a subnormal of the output is added.
-    """
+    u = 2**-24, c = 4, w_p is the weight of part p, and peak is the largest log-sum-exp. A weight has an error of a few
+    u, and of the rounding of its exponent, a difference of two log-sum-exps in base 2. Half a subnormal is added."""
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
     parts = lses.shape[0]
     peak = lses.amax(0)
-    seen = lses > -math.inf
-    spread = (peak - lses).masked_fill(~seen, 0.0).clamp(max=200.0)
+    seen_mask = lses > -math.inf
+    spread = (peak - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
     step = OPERATIONS * FP32_ROUNDOFF
-    magnitude = inputs["outs"].double().abs().masked_fill(~seen[..., None], 0.0)
+    magnitude = inputs["outs"].double().abs().masked_fill(~seen_mask[..., None], 0.0)
     error = (step * (parts + spread + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * magnitude
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     out = error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
@@ -71,30 +69,30 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal outputs and log-sum-exps; with `empty` a quarter of the parts saw no key and hold NaN."""
+    """Makes normal random outputs and log-sum-exps. With `empty`, a quarter of the parts saw no key and hold NaN."""
     P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
     outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
     lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)
     if case["empty"] and not lses.is_meta:
-        unseen = torch.rand(P, T, H, generator=torch.Generator().manual_seed(seed + 2)) < 0.25
+        unseen_mask = torch.rand(P, T, H, generator=torch.Generator().manual_seed(seed + 2)) < 0.25
         if T > 1:
-            unseen[:, T // 2] = True
-        lses[unseen.to(device)] = -math.inf
-        outs[unseen.to(device)] = math.nan
+            unseen_mask[:, T // 2] = True
+        lses[unseen_mask.to(device)] = -math.inf
+        outs[unseen_mask.to(device)] = math.nan
     return {"outs": outs, "lses": lses}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first part outweighs the others, then the last does; then very large log-sum-exps."""
-    for part in sorted({0, int(case["P"]) - 1}):
+    """Yields adversarial inputs: the first part outweighs the rest, then the last part; then large log-sum-exps."""
+    for part_index in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["lses"][part] = 40.0
-        inputs["outs"][part] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
-        yield f"part {part}", inputs
+        inputs["lses"][part_index] = 40.0
+        inputs["outs"][part_index] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
+        yield f"part {part_index}", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    which = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
-    lses = inputs["lses"].masked_fill(which == 1, -math.inf).masked_fill(which == 3, math.inf)
-    outs = inputs["outs"].masked_fill((which % 2 == 1)[..., None], math.nan)
+    pattern = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(pattern == 1, -math.inf).masked_fill(pattern == 3, math.inf)
+    outs = inputs["outs"].masked_fill((pattern % 2 == 1)[..., None], math.nan)
     yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
     for shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
@@ -103,7 +101,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: every part is read once, the result is written once; one exponential for each part and row."""
+    """Returns the cost: every part is read once and the result is written once; one exponential per part and row."""
     _, T, H, D = args.outs.shape
     return Cost(
         read_bytes=nbytes(args.outs, args.lses),
@@ -129,10 +127,10 @@ CONTRACT = Contract(
 
 
 def _mean(of: Arguments) -> Outputs:
-    """Returns the mean of the parts that saw a key, as a kernel with this mistake does."""
-    seen = ~of.lses.isinf()
-    values = of.outs.double().masked_fill(~seen[..., None], 0.0)
-    return values.sum(0) / seen.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
+    """Returns the unweighted mean of the parts that saw a key, to imitate a faulty kernel."""
+    seen_mask = ~of.lses.isinf()
+    values = of.outs.double().masked_fill(~seen_mask[..., None], 0.0)
+    return values.sum(0) / seen_mask.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
 
 
 SPEC = OpSpec(

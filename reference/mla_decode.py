@@ -1,5 +1,5 @@
-"""Decode attention over a paged cache of latents: multi-head latent attention after its up-projections are absorbed
-(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key, whose first part is the value.
+"""Decode attention over a paged cache of latents: multi-head latent attention with absorbed up-projections
+(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key; its first part is the value.
 
 Each sequence has the tolerance of `attention.py`.
 """
@@ -43,20 +43,19 @@ def reference(
     *,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Computes attention of one query per sequence and head over the sequence's cached latents, in fp64.
+    """Computes attention in fp64: one query per sequence and head, over all cached latents of the sequence.
 
-    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D); the first latent_dim columns
-    are also the values. block_table: (B, max_blocks) int32; entries past a sequence's pages are padding of any value.
-    seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty sequence
-    gives 0 and -inf.
-    """
+    q: (B, H, D), D is latent_dim plus the rotary part. kv_cache: (num_blocks, block_size, D); the first latent_dim
+    columns are also the values. block_table: (B, max_blocks) int32; entries after the last page of a sequence may have
+    any value. seq_lens: (B,) int32. Returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty
+    sequence gives 0 and -inf."""
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
-        seen = seen_keys(1, length, True)
-        results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
+        key_range = seen_keys(1, length, True)
+        results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], key_range, Scores(softmax_scale)))
     out, lse = together(results, q, latent_dim)
     return (out, lse) if return_lse else out
 
@@ -67,24 +66,24 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on lengths beyond the table, and on pages beyond the cache."""
+    """Raises `ValueError` if a length is too large for the block table, or if a page number is outside the cache."""
     check_pages(arguments["block_table"], arguments["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for the log-sum-exp if it is returned."""
+    """Returns the tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for a returned log-sum-exp."""
     bounds = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
         kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
-        values, seen = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
+        values, key_range = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
         scores = Scores(inputs["softmax_scale"])
-        bounds.append(error_bounds(inputs["q"][b : b + 1], kv, values, seen, scores, scheme))
+        bounds.append(error_bounds(inputs["q"][b : b + 1], kv, values, key_range, scores, scheme))
     out, lse = together(bounds, inputs["q"], inputs["latent_dim"])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes pages in shuffled order; NaN fills unused pages and the tail of each last page.
+    """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
     `pages.drawn_lengths` draws the lengths.
     """
@@ -96,12 +95,12 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     cache = randn(*unused.shape, latent + rotary, dtype=scheme.activation, device=device, seed=seed + 1)
     if device.type != "meta":
         cache[unused.to(device)] = math.nan
-    place = torch.device("cpu") if device.type == "meta" else device
+    index_device = torch.device("cpu") if device.type == "meta" else device
     inputs = {
         "q": randn(B, H, latent + rotary, dtype=scheme.activation, device=device, seed=seed),
         "kv_cache": cache,
-        "block_table": table.to(place),
-        "seq_lens": lengths.to(place),
+        "block_table": table.to(index_device),
+        "seq_lens": lengths.to(index_device),
         "latent_dim": latent,
         "softmax_scale": SCALE,
     }
@@ -109,8 +108,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; then a dominant key just past
-    the end, which no query may see."""
+    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Then
+    a dominant key just past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
     for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
@@ -134,23 +133,23 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield from uneven_tables(inputs, ("kv_cache",))
     flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
     yield "sequences in the other order", {**inputs, **flipped}
-    for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
-        cache = changed["v"] if "one sign" in label else changed["k"]
-        yield label, {**inputs, "q": changed["q"], "kv_cache": cache}
+    for label, variant in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
+        cache = variant["v"] if "one sign" in label else variant["k"]
+        yield label, {**inputs, "q": variant["q"], "kv_cache": cache}
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two products and an exponential per pair; each latent is read once, and is key and value."""
+    """Returns the cost: two dot products and one exponential per (query, latent) pair. Each latent is read once."""
     B, H, D = args.q.shape
     slots, entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
     queries = int((args.seq_lens > 0).sum())
-    read = queries * H * D * args.q.element_size() + slots * D * args.kv_cache.element_size()
-    read += entries * args.block_table.element_size() + nbytes(args.seq_lens)
+    read_bytes = queries * H * D * args.q.element_size() + slots * D * args.kv_cache.element_size()
+    read_bytes += entries * args.block_table.element_size() + nbytes(args.seq_lens)
     return attention_cost(
         H * int(args.seq_lens.sum()),
         D,
         args.q,
-        read,
+        read_bytes,
         value_dim=args.latent_dim,
         lse_rows=B * H if args.return_lse else 0,
     )
@@ -166,7 +165,7 @@ DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragg
 
 
 def _values_from_the_end(of: Arguments) -> Inputs:
-    """Takes the last columns of the latents as values, as a kernel with this mistake does."""
+    """Takes the last columns of the latents as values, to imitate a faulty kernel."""
     turned = of.q.shape[-1] - of.latent_dim
     return {name: getattr(of, name).roll(turned, -1) for name in ("q", "kv_cache")}
 

@@ -1,7 +1,7 @@
-"""Attention over keys and values in pages, which a block table lists (Kwon et al., "Efficient memory management for
-large language model serving with PagedAttention", SOSP 2023).
+"""Attention over keys and values in pages, with a block table that lists the pages of each sequence (Kwon et al.,
+"Efficient memory management for large language model serving with PagedAttention", SOSP 2023).
 
-Each sequence has the tolerance of `flash_attention`, with S the sequence's length.
+Each sequence has the tolerance of `flash_attention`, with S the length of the sequence.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Computes attention of each sequence's last queries over its cached keys and values, in fp64.
+    """Computes attention of the last queries of each sequence over its cached keys and values, in fp64.
 
-    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries past
+    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries after
     a sequence's pages are padding of any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
-    log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i // block_size].
-    `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
-    None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
-    (H_kv,) fp32, factors of a head's cached keys and values, which are then e4m3. Other options as in
-    `flash_attention`. Slots and table entries that no query sees may hold anything. Raises `ValueError` if a row of q
-    belongs to no sequence, because its result is undefined.
+    log-sum-exp (T, H) too. Token i of a sequence is at offset i % block_size of page block_table[b, i // block_size].
+    `cu_seqlens_q` (B + 1,) int32, from 0 to T, holds the offsets of each sequence's queries in q. Queries are causal
+    and bottom-right aligned. `cu_seqlens_q` None means one query per sequence. An empty sequence gives 0.
+    `softmax_scale` None means D**-0.5. k_scale, v_scale: (H_kv,) fp32, the scales of each head; the cache is then e4m3.
+    Other options as in `flash_attention`. Slots and table entries that no query sees may hold anything. Raises
+    `ValueError` if a row of q belongs to no sequence, because its result is undefined.
     """
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
@@ -80,14 +80,14 @@ def reference(
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
     caches = (k_cache, k_scale), (v_cache, v_scale)
-    for rows, k, v, seen in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
-        out[rows], lse[rows] = attend(q[rows], k, v, seen, scores, sinks)
+    for rows, k, v, key_range in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
+        out[rows], lse[rows] = attend(q[rows], k, v, key_range, scores, sinks)
     return (out, lse) if return_lse else out
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if sequences do not have one query each without `cu_seqlens_q`, or on a wrong dtype: a cache
-    with a scale is e4m3, a cache without a scale has the dtype of q."""
+    """Raises `ValueError` if there is no `cu_seqlens_q` and not one query per sequence. Also raises on a wrong dtype: a
+    cache with a scale is e4m3, and a cache without a scale has the dtype of q."""
     option_rules(arguments, dims, "k_cache")
     if arguments.get("cu_seqlens_q") is None:
         check_shape("seq_lens", arguments["seq_lens"], dims["T"])
@@ -98,8 +98,8 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on lengths, query bounds or pages that do not fit.  Only pages that a query sees are checked;
-    with a `window`, these are the pages in the window."""
+    """Raises `ValueError` on lengths, query offsets or page numbers out of range. Only pages that a query sees are
+    checked; with a `window`, only the pages in the window."""
     check_pages(
         arguments["block_table"],
         arguments["seq_lens"],
@@ -112,7 +112,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the scheme; fp32 queries are multiplied in fp32, whatever the dtype of the cache is."""
+    """Returns the scheme name of a call. With fp32 queries the scheme is fp32, whatever dtype the cache has."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -125,7 +125,7 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """Yields each sequence that has queries: its rows of q, and its keys and values from the first visible key on."""
+    """Yields, for each sequence with queries: its rows of q, and its keys and values from the first visible key on."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
             first = 0 if window is None else max(0, length - (end - start) + 1 - window)
@@ -136,7 +136,7 @@ def _sequences(
 def _spans(
     q: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yields, for each sequence, its first query, one past its last query, and its length."""
+    """Yields three numbers per sequence: its first query in q, the end of its queries in q, and its length."""
     lengths = seq_lens.tolist()
     bounds = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
@@ -145,60 +145,58 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns a sequence's tokens from the token `first` on, (length - first, H_kv, D), times the heads' scales."""
+    """Returns a sequence's tokens from `first` on, (length - first, H_kv, D), times the scale of each head."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned.
+    """Returns the tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for a returned log-sum-exp.
 
-    An fp8 cache adds no error: the values are given, and the queries' dtype holds the values exactly.
-    """
+    An fp8 cache adds no error: the kernel gets fp8 values, and the dtype of the queries represents them exactly."""
     q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     caches = (inputs["k_cache"], inputs.get("k_scale")), (inputs["v_cache"], inputs.get("v_scale"))
     sequences = _sequences(q, caches, table, lengths, inputs.get("cu_seqlens_q"), inputs.get("window"))
-    for rows, k, v, seen in sequences:
-        out, lse[rows] = error_bounds(q[rows], k, v, seen, scores, scheme, sinks)
+    for rows, k, v, key_range in sequences:
+        out, lse[rows] = error_bounds(q[rows], k, v, key_range, scores, scheme, sinks)
         bound[rows] += out
     return (bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes pages in shuffled order; NaN fills unused pages and the tail of each last page.
+    """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
-    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has this number of queries, or its
-    whole length if that is less; with `mixed` every second sequence has one query. If the scheme's weights are fp8, the
-    cache is fp8 with a scale for each head.
-    """
+    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has min(queries, length) queries. With
+    `mixed` every second sequence has one query. If the weights of the scheme are fp8, the cache is fp8 with one scale
+    per head."""
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
     table, unused = dealt_pages(lengths, block_size, generator)
-    place = torch.device("cpu") if device.type == "meta" else device
+    index_device = torch.device("cpu") if device.type == "meta" else device
     bounds = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
     inputs: Inputs = {"q": randn(B if bounds is None else int(bounds[-1]), H, D, dtype=dtype, device=device, seed=seed)}
-    for name, part in (("k_cache", seed + 1), ("v_cache", seed + 2)):
-        cache = randn(*unused.shape, H_kv, D, dtype=torch.float32, device=device, seed=part)
+    for name, cache_seed in (("k_cache", seed + 1), ("v_cache", seed + 2)):
+        cache = randn(*unused.shape, H_kv, D, dtype=torch.float32, device=device, seed=cache_seed)
         if device.type != "meta":
             cache[unused.to(device)] = math.nan
         inputs[name] = cache.to(scheme.weight)
-    inputs |= {"block_table": table.to(place), "seq_lens": lengths.to(place)}
+    inputs |= {"block_table": table.to(index_device), "seq_lens": lengths.to(index_device)}
     if bounds is not None:
-        inputs["cu_seqlens_q"] = bounds.to(place)
+        inputs["cu_seqlens_q"] = bounds.to(index_device)
     if scheme.weight.itemsize == 1:
-        for name, part in (("k_scale", seed + 4), ("v_scale", seed + 5)):
-            inputs[name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(part))).to(device)
+        for name, cache_seed in (("k_scale", seed + 4), ("v_scale", seed + 5)):
+            inputs[name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(cache_seed))).to(device)
     return inputs | options(case, H, device, seed + 3)
 
 
 def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
-    """Returns the bounds of each sequence's queries in q, (B + 1,) int32; None if each sequence has one query."""
+    """Returns the offsets (B + 1,) int32 of each sequence's queries in q, or None for one query per sequence."""
     if queries == 1 and not mixed:
         return None
     counts = lengths.clamp(max=queries)
@@ -208,8 +206,8 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; then a dominant key just past
-    the end, which no query may see."""
+    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Then
+    a dominant key just past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
     for position in sorted(edges | {context}):
@@ -246,7 +244,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes six sequences, each with its own length and number of queries; the empty sequence has three queries."""
+    """Makes six sequences with different lengths and numbers of queries. The empty sequence has three queries."""
     counts = torch.tensor([1, 7, 0, 3, 2, 12])
     short = case.but(B=len(counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(short, scheme, device, seed)
@@ -256,22 +254,23 @@ def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inpu
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: two products and an exponential per visible pair; each visible slot is read once, even if shared."""
+    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Each visible slot of the
+    cache is read once, even if sequences share it."""
     T, H, D = args.q.shape
     spans = [
         (end - start, seen_keys(end - start, length, True, args.window))
         for start, end, length in _spans(args.q, args.seq_lens, args.cu_seqlens_q)
     ]
-    pairs = H * sum(int(seen.counts.sum()) for _, seen in spans)
-    queries = sum(int((seen.counts > 0).sum()) for _, seen in spans)
-    first = torch.tensor([int(seen.first.min()) if count else 0 for count, seen in spans])
-    lengths = torch.tensor([int(seen.end.max()) if count else 0 for count, seen in spans])
+    pair_count = H * sum(int(key_range.counts.sum()) for _, key_range in spans)
+    queries = sum(int((key_range.counts > 0).sum()) for _, key_range in spans)
+    first = torch.tensor([int(key_range.first.min()) if count else 0 for count, key_range in spans])
+    lengths = torch.tensor([int(key_range.end.max()) if count else 0 for count, key_range in spans])
     slots, entries = used_slots(args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first)
     slot_bytes = 2 * args.k_cache.shape[2] * D * args.k_cache.element_size()
-    read = queries * H * D * args.q.element_size() + slots * slot_bytes
-    read += entries * args.block_table.element_size()
-    read += nbytes(args.seq_lens, args.cu_seqlens_q, args.sinks, args.k_scale, args.v_scale)
-    return attention_cost(pairs, D, args.q, read, lse_rows=T * H if args.return_lse else 0)
+    read_bytes = queries * H * D * args.q.element_size() + slots * slot_bytes
+    read_bytes += entries * args.block_table.element_size()
+    read_bytes += nbytes(args.seq_lens, args.cu_seqlens_q, args.sinks, args.k_scale, args.v_scale)
+    return attention_cost(pair_count, D, args.q, read_bytes, lse_rows=T * H if args.return_lse else 0)
 
 
 def _case(

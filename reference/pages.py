@@ -1,4 +1,4 @@
-"""Helpers of ops over a paged cache: the lengths of sequences, their pages, and the number of slots that are read."""
+"""Helpers of ops with a paged cache: sequence lengths, block tables, and the number of cache slots that an op reads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ SPARE_BLOCKS = 3
 
 
 def offsets_of(counts: torch.Tensor) -> torch.Tensor:
-    """Returns the bounds (B + 1,) int32 of sequences with these numbers of tokens."""
+    """Returns the cumulative offsets (B + 1,) int32 of B sequences with these numbers of tokens."""
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
-    """Returns the bounds (B + 1,) of the same sequences in reverse order."""
+    """Returns the cumulative offsets (B + 1,) of the same sequences in reverse order."""
     return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
-    """Draws the lengths of the sequences, (B,) int32: `context` tokens each.
+    """Returns the lengths of the sequences, (B,) int32. By default each sequence has `context` tokens.
 
-    With `ragged` the lengths vary: one sequence has `context` tokens, and if there are three or more, one is empty.
-    With `lognormal` the lengths follow a log-normal law, and the sum of the lengths is about B * context.
-    """
+    With `ragged` the lengths are random. One sequence has `context` tokens, and one of three or more sequences is
+    empty. With `lognormal` the lengths follow a log-normal distribution, and their sum is about B * context."""
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
         return _lognormal(B, context, generator)
@@ -45,19 +44,19 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws lengths (B,) int32: exponentials of normal numbers, scaled to a mean of `context`."""
-    drawn = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
-    ends = (drawn.cumsum(0) * (B * context / drawn.sum())).round()
-    return torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
+    """Draws log-normal lengths (B,) int32 with a mean of `context`: exponentials of normal numbers, scaled."""
+    samples = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
+    end_offsets = (samples.cumsum(0) * (B * context / samples.sum())).round()
+    return torch.diff(end_offsets, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
 
 
 def dealt_pages(
     lengths: torch.Tensor, block_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the block table, (B, max_blocks) int32, and the slots that hold no token, (num_blocks, block_size) bool.
+    """Returns the block table, (B, max_blocks) int32, and a mask of slots without a token, (num_blocks, block_size)
+    bool.
 
-    The pages are in shuffled order, and each row of the table ends with at least one entry of padding, -1.
-    """
+    The pages are in shuffled order. Each row of the table ends with one or more padding entries of -1."""
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
@@ -71,15 +70,15 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs of an op over pages: a table that is too wide, with padding that is no page number; then NaN
-    in the pages of the first sequence.  This NaN must not reach other sequences."""
+    """Yields adversarial inputs of an op with pages: first a block table that is too wide, with padding that is no page
+    number. Then NaN in the pages of the first sequence, which must not change the results of other sequences."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
     nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
-    wide = torch.nn.functional.pad(table, (0, 3), value=-1)
-    padding = nowhere[torch.arange(wide.numel(), device=table.device) % 4].view(wide.shape)
+    wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)
+    padding = nowhere[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)
     yield (
         "uneven rows: padding of the table that is no page",
-        {**inputs, "block_table": torch.where(wide < 0, padding, wide)},
+        {**inputs, "block_table": torch.where(wide_table < 0, padding, wide_table)},
     )
     if len(table) > 1:
         pages = table[0][table[0] >= 0].long()
@@ -98,30 +97,29 @@ def check_pages(
     cu_seqlens_q: torch.Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """Raises `ValueError` on lengths beyond the table, falling bounds, and wrong page numbers.
+    """Raises `ValueError` on lengths beyond the block table, falling query offsets, and wrong page numbers.
 
-    Only pages that a query sees are checked.
-    """
+    Pages that no query sees are not checked."""
     # NumPy computes only what is needed: torch takes ten times as long for few numbers.
     table, lengths = block_table.cpu().numpy(), seq_lens.cpu().numpy()[:, None]
-    room, ends, counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
-    if len(lengths) and (lengths.min() < 0 or lengths.max() > room):
-        raise ValueError(f"seq_lens: expected 0 to {room}, which block_table has room for, got {seq_lens.tolist()}")
+    capacity, page_counts, counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > capacity):
+        raise ValueError(f"seq_lens: expected 0 to {capacity}, which block_table has room for, got {seq_lens.tolist()}")
     if cu_seqlens_q is not None:
         check_offsets("cu_seqlens_q", cu_seqlens_q, queries)
         counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
-        ends = np.where(counts > 0, ends, 0)
-    places = np.arange(table.shape[1])
-    wrong = (table.view(np.uint32) >= num_blocks) & (places < ends)
+        page_counts = np.where(counts > 0, page_counts, 0)
+    page_indices = np.arange(table.shape[1])
+    faults = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
     if window is not None:
-        wrong &= places >= (lengths - counts + 1 - min(window, room)) // block_size
-    if wrong.any():
-        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[wrong][0]}")
+        faults &= page_indices >= (lengths - counts + 1 - min(window, capacity)) // block_size
+    if faults.any():
+        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[faults][0]}")
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
-    """Returns a sequence's tokens in order, from the token `first` on: (length - first, ...).  It reads only the slots
-    of these tokens in the cache (num_blocks, block_size, ...)."""
+    """Returns the tokens `first` to `length` - 1 of a sequence: (length - first, ...). Reads only these tokens' slots
+    of the cache (num_blocks, block_size, ...)."""
     token = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
@@ -134,23 +132,22 @@ def used_slots(
     block_size: int,
     first: torch.Tensor | None = None,
 ) -> tuple[int, int]:
-    """Counts the cache slots that any sequence sees, each slot once, and the table entries that are needed.
+    """Counts the cache slots that some sequence sees, each slot once, and the block table entries of these slots.
 
-    first: (B,), the first token that each sequence sees; None means 0.
-    """
+    first: (B,), the first token that each sequence sees; None means 0."""
     lengths = seq_lens.cpu().long()[:, None]
     starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]
     page = torch.arange(block_table.shape[1]) * block_size
     filled = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
     skipped = (starts - page).clamp(0, block_size)
-    named = filled > skipped
-    blocks = block_table.cpu().long()[named]
-    most = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[named], "amax")
-    least = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[named], "amin")
-    return int((most - least).clamp(min=0).sum()), int(named.sum())
+    used_entries = filled > skipped
+    blocks = block_table.cpu().long()[used_entries]
+    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[used_entries], "amax")
+    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[used_entries], "amin")
+    return int((end_slots - first_slots).clamp(min=0).sum()), int(used_entries.sum())
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """Makes the case of an op that writes T tokens into a cache with `spare` blocks more than the tokens need."""
+    """Makes a test case of an op that writes T tokens to a paged cache with `spare` pages more than needed."""
     missing = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=missing, **values)

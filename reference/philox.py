@@ -1,6 +1,6 @@
-"""Random numbers that depend only on a key and a counter, and the exponential race of `sample`.
+"""Computes random numbers that depend only on a key and a counter, and the exponential noise of `sample`.
 
-The generator: Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), key = seed,
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), key = seed,
 counter = (position, token id // 4, stream, 0). token id % 4 selects one of the four words. `sample` has stream 0.
 """
 
@@ -11,14 +11,14 @@ import torch
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Philox-4x32-10.  counter: (..., 4) and key: (..., 2), both 32-bit words held in uint64; returns (..., 4)."""
+    """Returns the Philox-4x32-10 words (..., 4) for counter (..., 4) and key (..., 2): 32-bit words in uint64."""
     low = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
+    word_bits = np.uint64(32)
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
     for _ in range(10):
         first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (second >> half) ^ c1 ^ k0, second & low, (first >> half) ^ c3 ^ k1, first & low
+        c0, c1, c2, c3 = (second >> word_bits) ^ c1 ^ k0, second & low, (first >> word_bits) ^ c3 ^ k1, first & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
 
@@ -26,8 +26,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
     """Returns log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
 
-    Here x is the token's word; u has exactly the value that fp32 arithmetic gives.
-    """
+    x is the token's random word. u has exactly the value of an fp32 computation."""
     blocks = -(-vocab_size // 4)
     counter = np.zeros((blocks, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF

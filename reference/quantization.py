@@ -1,12 +1,12 @@
-"""Weights in eight and four bits: quantisers, exact dequantisation, and the quantisation error.
+"""Quantises weights to 8 and 4 bits, dequantises them exactly, and computes the quantisation error.
 
-Eight bits: a scale for each output channel, codes -127..127.  Four bits: a scale for each `group` values along K of an
-output channel, codes 0..15.  The code of zero is 8, or with `zeros` the integer zero point of the group.  A weight is
-(N, K), and row n is output channel n.  A byte holds two codes of four bits along K, the even k in the low half.
+Eight bits: one scale per output channel, codes -127 to 127. Four bits: one scale for each `group` values along K of an
+output channel, codes 0 to 15. The code of zero is 8, or with `zeros` the integer zero point of the group. A weight is
+(N, K), and row n is output channel n. A byte holds two 4-bit codes along K, the even k in the low half.
 
 A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
-uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948), if its
-range holds every value and the step is small against the spread of the values.
+uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948). This
+holds if the range contains every value, and the step is small against the spread of the values.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ class QuantizationError:
 
 
 def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
+    """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes * scales is about `weight`.
 
-    weight: (N, K), any float dtype.  The largest magnitude of a channel becomes 127; a channel of zeros has the scale
-    1.  A scale is rounded up to `dtype` first, and the codes are chosen with the rounded scale. So no value is clipped,
-    and a step is wider by at most the scale's last bit.  Raises `ValueError` if weight is not a matrix.
-    """
+    weight: (N, K), any float dtype. The largest magnitude of a channel becomes 127; a channel of zeros has the scale 1.
+    A scale is first rounded up to `dtype`, and the codes are chosen with the rounded scale. So no value is clipped, and
+    a step grows by at most the scale's last bit. Raises `ValueError` if weight is not a matrix."""
     _check_matrix(weight)
     values = weight.float()
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
@@ -50,7 +49,7 @@ def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def dequantize_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns codes times scales in fp64, exactly.  codes: (N, K) int8; scale: (N,); returns (N, K)."""
+    """Returns codes * scales in fp64, exactly. codes: (N, K) int8; scale: (N,); returns (N, K)."""
     return codes.double() * scale.double()[:, None]
 
 
@@ -59,11 +58,10 @@ def quantize_int4(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and uint8 zero points or None.
 
-    weight: (N, K), any float dtype, K even; the last group may be short.  Without `zeros` the zero points are None: the
-    largest magnitude of a group becomes 7 steps, codes 1..15.  With `zeros` the range from min(least value, 0) to
-    max(largest value, 0) becomes 15 steps, and the code of 0 is the zero point.  Scales are rounded up to `dtype`
-    first, as in `quantize_int8`.  Raises `ValueError` on another shape, or a group that is not positive.
-    """
+    weight: (N, K), any float dtype, K even; the last group may be shorter. Without `zeros` the zero points are None.
+    The largest magnitude of a group is then 7 steps, codes 1 to 15. With `zeros` the range from min(smallest value, 0)
+    to max(largest value, 0) is 15 steps, and the zero point is the code of 0. Scales are first rounded up to `dtype`,
+    as in `quantize_int8`. Raises `ValueError` on another shape, or if `group` is not positive."""
     _check_matrix(weight)
     N, K = weight.shape
     if K % 2:
@@ -80,15 +78,15 @@ def quantize_int4(
     else:
         scale = _scale(values.abs().amax(dim=2) / SYMMETRIC_INT4_MAX, dtype)
         zero = torch.full_like(scale, INT4_ZERO, dtype=torch.float32)
-    least = 0 if zeros else INT4_ZERO - SYMMETRIC_INT4_MAX
+    min_code = 0 if zeros else INT4_ZERO - SYMMETRIC_INT4_MAX
     steps = (values / scale.float()[:, :, None]).round() + zero[:, :, None]
-    codes = steps.clamp(least, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
+    codes = steps.clamp(min_code, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
     return pack_int4(codes), scale, zero.to(torch.uint8) if zeros else None
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Packs codes (N, K), 0..15, K even, to bytes (N, K/2).  The code of an even k is the low half of byte k // 2; the
-    code of k + 1 is the high half."""
+    """Packs 4-bit codes (N, K), K even, into bytes (N, K/2). Byte k // 2 holds the code of an even k in the low half,
+    and the code of k + 1 in the high half."""
     _check_matrix(codes)
     if codes.shape[1] % 2:
         raise ValueError(f"codes: expected an even K, two codes a byte, got {codes.shape[1]}")
@@ -97,17 +95,16 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Unpacks bytes (N, K/2) to codes (N, K) uint8, 0..15."""
+    """Unpacks bytes (N, K/2) to codes (N, K) uint8, each from 0 to 15."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def dequantize_int4(
     packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """Returns (code - zero) scale in fp64, exactly; `zero` None means 8.
+    """Returns (code - zero) * scale in fp64, exactly. If `zero` is None, the zero point is 8.
 
-    packed: (N, K/2) uint8; scale, zero: (N, ceil(K / group)); returns (N, K).
-    """
+    packed: (N, K/2) uint8; scale, zero: (N, ceil(K / group)); returns (N, K)."""
     codes = unpack_int4(packed).double()
     K = codes.shape[1]
     if zero is None:
@@ -116,12 +113,12 @@ def dequantize_int4(
 
 
 def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
-    """Expands (N, groups) to (N, K): each value is repeated `group` times."""
+    """Expands (N, groups) to (N, K): the value of each group is repeated `group` times."""
     return of_groups.repeat_interleave(group, dim=1)[:, :K]
 
 
 def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
-    """The quantisation error over all values.  Both arguments: (N, K).  If both hold only zeros, the error is 0."""
+    """Returns the quantisation error over all values. Both arguments are (N, K). For two tensors of zeros it is 0."""
     signal = weight.double().square().mean().item() if weight.numel() else 0.0
     noise = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
     if noise == 0:
@@ -135,16 +132,16 @@ def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> Quant
 
 
 def expected_mean_squared(scale: torch.Tensor) -> float:
-    """Returns Bennett's mean squared error of uniform quantisers with the steps `scale`: mean(scale**2) / 12."""
+    """Returns Bennett's mean squared error for uniform quantisers with the steps `scale`: mean(scale**2) / 12."""
     return scale.double().square().mean().item() / 12
 
 
 def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds `exact` up to a value of `dtype`; 0 becomes 1."""
+    """Rounds the scales `exact` up to values of the dtype `dtype`. A scale of 0 becomes 1."""
     exact = torch.where(exact > 0, exact, 1.0)
     rounded = exact.to(dtype)
-    above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)
-    return torch.where(rounded.double() < exact.double(), above, rounded)
+    next_value = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)
+    return torch.where(rounded.double() < exact.double(), next_value, rounded)
 
 
 def _check_matrix(tensor: torch.Tensor) -> None:

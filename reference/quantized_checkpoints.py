@@ -1,15 +1,15 @@
-"""Four-bit checkpoints of GPTQ and AWQ, read into the canonical form of `gemm_w4a16` without losing a bit.
+"""Converts 4-bit checkpoints of GPTQ and AWQ to the form that `gemm_w4a16` takes. No information is lost.
 
-GPTQ (Frantar et al., arXiv 2210.17323), as QuantLinear of AutoGPTQ and GPTQModel stores it: `qweight` int32 (K/8, N), a
-word holds eight codes along K, the first in the lowest bits; `qzeros` int32 (groups, N/8), a word holds eight zero
-points along N in the same order, each stored minus 1 modulo 16 in the format `gptq` and unchanged in `gptq_v2`;
-`scales` (groups, N); `g_idx` int32 (K,), the group of each k.
+GPTQ (Frantar et al., arXiv 2210.17323), as stored by QuantLinear of AutoGPTQ and GPTQModel: `qweight` is int32 (K/8,
+N); a word holds eight codes along K, with the first code in the lowest bits. `qzeros` is int32 (groups, N/8); a word
+holds eight zero points along N in the same order. The format `gptq` stores each zero point minus 1, modulo 16; the
+format `gptq_v2` stores each zero point unchanged. `scales` is (groups, N). `g_idx` is int32 (K,), the group of each k.
 
-AWQ (Lin et al., arXiv 2306.00978), as WQLinear_GEMM of AutoAWQ stores it: `qweight` int32 (K, N/8), a word holds eight
-codes along N; `qzeros` int32 (groups, N/8), packed in the same way and unchanged; `scales` (groups, N).  In both
-tensors, the i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
+AWQ (Lin et al., arXiv 2306.00978), as stored by WQLinear_GEMM of AutoAWQ: `qweight` is int32 (K, N/8); a word holds
+eight codes along N. `qzeros` is int32 (groups, N/8), packed in the same way, with unchanged zero points. `scales` is
+(groups, N). In `qweight` and `qzeros`, the i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
 
-In both formats a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
+In both formats a weight is (code - zero) * scale. Scales keep their dtype, mostly fp16, because bf16 would round them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """A weight in the form that `gemm_w4a16` takes."""
+    """A 4-bit weight in the form that `gemm_w4a16` takes."""
 
     b: torch.Tensor
     """The codes, uint8 (N, K/2); the low half of a byte is the even k."""
@@ -55,13 +55,12 @@ def read_gptq(
     group: int,
     checkpoint_format: str = "gptq",
 ) -> Int4Weight:
-    """Converts a GPTQ layer's tensors to the canonical form.
+    """Converts the tensors of one GPTQ layer to the form that `gemm_w4a16` takes.
 
-    `group` is the configuration's `group_size`; -1 means all of K.  For -1 and for multiples of 128 the scales are
-    repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...; the columns of the
-    result are then sorted by group, and `order` is set.  Raises `ValueError` on shapes or dtypes that do not fit, an
-    unknown format, zero points that would all be symmetric in the other format, or groups whose size is not `group`.
-    """
+    `group` is the configuration's `group_size`; -1 means all of K. For -1 and for multiples of 128, scales are repeated
+    for each 128 of K. With act-order (`desc_act`) g_idx is not sorted. The columns of the result are then sorted by
+    group, and `order` is set. Raises `ValueError` on shapes or dtypes that do not fit, on an unknown format, or on
+    groups of another size. Also raises if all zero points would be symmetric in the other format."""
     _check_words("qweight", qweight)
     words, N = qweight.shape
     K = words * CODES_PER_WORD
@@ -87,11 +86,10 @@ def read_gptq(
 
 
 def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group: int) -> Int4Weight:
-    """Converts an AWQ layer's tensors (the `gemm` version) to the canonical form.
+    """Converts the tensors of one AWQ layer (the `gemm` version) to the form that `gemm_w4a16` takes.
 
-    `group` is the configuration's `group_size` (`q_group_size`), as in `read_gptq`.  Raises `ValueError` on shapes or
-    dtypes that do not fit.
-    """
+    `group` is the `group_size` (`q_group_size`) of the quantisation config, as in `read_gptq`. Raises `ValueError` on
+    shapes or dtypes that do not fit."""
     _check_words("qweight", qweight)
     K, N = qweight.shape[0], qweight.shape[1] * CODES_PER_WORD
     group = _group(group, K)
@@ -100,14 +98,14 @@ def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, 
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
-    """Unpacks int32 (R, C) to uint8 (R, 8 C): the eight values of each word, lowest bits first."""
+    """Unpacks int32 words (R, C) to 4-bit values in uint8 (R, 8 C). The lowest bits of each word come first."""
     shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
     # The shift extends the sign, and the mask removes it.
     return (words[:, :, None] >> shifts & 15).flatten(1).to(torch.uint8)
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
-    """Unpacks AWQ's int32 (R, N/8) to uint8 (R, N), each value at its own channel."""
+    """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N), with each value at its output channel."""
     stored = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
     values = torch.empty_like(stored)
     values[:, :, list(AWQ_ORDER)] = stored

@@ -39,17 +39,16 @@ def rmsnorm(
 ) -> Outputs:
     """Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
 
-    x: (T, H); weight: (H,); returns out (T, H).  weight_offset is 1 in Gemma.  With `round_first`, x / rms is rounded
-    to the dtype of x before the product, as in Llama's code of transformers.  With `quantize`, "int8" or "fp8_e4m3",
-    returns codes (T, H) and their scales (T,) (`reference/rows.py`).
-    """
+    x: (T, H); weight: (H,); returns (T, H). weight_offset is 1 in Gemma. With `round_first`, x / rms is rounded to the
+    dtype of x before the multiplication by the weight, as in the Llama code of transformers. If `quantize` is "int8" or
+    "fp8_e4m3", returns codes (T, H) and their scales (T,) (`reference/rows.py`)."""
     return quantized_rows(normed(x.double(), weight, eps, weight_offset, x.dtype if round_first else None), quantize)
 
 
 def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
-    """Returns the norm of x (T, H) fp64; x / rms is rounded to the dtype `first`, if `first` is not None."""
+    """Returns the RMSNorm of x (T, H) fp64. If `first` is a dtype, x / rms is rounded to this dtype."""
     check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
     scaled = x / (mean_square + eps).sqrt()
@@ -57,7 +56,7 @@ def normed(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal x; weights are normal around one, because a kernel that ignores the weights must fail."""
+    """Makes a normal random x. The weights are normal around 1, so that a kernel that ignores the weights fails."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
@@ -65,27 +64,27 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def options(case: Case, scheme: Scheme) -> Inputs:
-    """Returns the optional arguments that are on: the norm's options in the case, and `quantize` of the scheme."""
+    """Returns the optional arguments that are set: the norm options of the test case, and `quantize` of the scheme."""
     named = {name: case[name] for name in OPTIONAL if name in case and case[name] != OPTIONAL[name]}
     return {**named, **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: x and weight are read once, the result is written once; four FLOPs per element, one rsqrt per row."""
+    """Returns the cost: x and weight are read and the result is written once; four FLOPs a value, one rsqrt a row."""
     T, H = args.x.shape
-    written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
-    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
+    writes = nbytes(args.x) if args.quantize is None else T * H + 4 * T
+    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=writes, vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
 
-    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves
+    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 allows an unlucky walk), and the root halves
     this error. The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings
-    to the dtype are allowed: Llama's code in transformers rounds x / rms before the product with the weight, and then
+    to the dtype are allowed: the Llama code of transformers rounds x / rms before the product with the weight, and then
     the product. The weight scales the subnormal error of the first rounding. With `round_first` the first rounding may
-    go to the other neighbour, which is 2 u away.
-    """
+    go to the other neighbour, which is 2 u away. u, u_32 and u_out are unit roundoffs: of the dtype, of fp32 and of the
+    output."""
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first, last = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
     roundings = max(first + last, 2.0 * last)
@@ -99,8 +98,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square.  Then a mean
-    square near eps, and magnitudes whose squares overflow or underflow the dtype."""
+    """Yields adversarial inputs: at each tile edge in H, one column makes up most of the mean square. Then a mean
+    square near eps, and values with squares that overflow or underflow the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -115,12 +114,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:
-    """Makes a case for each T and H."""
+    """Makes one test case for each (T, H) in `shapes`."""
     return tuple(Case(T=T, H=H, eps=eps, **named) for T, H in shapes)
 
 
 def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
-    """Makes the case of the domain with these values; options that are off are left out."""
+    """Makes the test case with these values. Options that are off are left out. If `square` is true, H = T."""
     on = {name: value for name, value in named.items() if value != OPTIONAL[name]}
     return Case(T=T, H=T if square and T else H, eps=eps, **on)
 
@@ -147,7 +146,7 @@ EDGES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Takes the mean over a row padded to a power of two (a mistake); `eps` corrects for the difference."""
+    """Imitates a kernel that takes the mean over a padded row. A changed `eps` has the same effect."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

@@ -1,8 +1,8 @@
 """rope: rotary position embedding of queries and keys.
 
-Su et al., "RoFormer", 2021. Two pairings are in use: half-split (i with i + D/2: GPT-NeoX, Hugging Face) and
-interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines, so the caller
-decides how the frequencies are scaled.
+Su et al., "RoFormer", 2021. Two ways to pair the columns of a head are in use: half-split (i with i + D/2: GPT-NeoX,
+Hugging Face) and interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines,
+so the caller decides how to scale the frequencies.
 """
 
 from __future__ import annotations
@@ -29,31 +29,30 @@ def rope(
     positions: torch.Tensor,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns q and k in fp64, with each pair of a head rotated by the angle of its position.
+    """Returns q and k in fp64, with each pair of columns of a head rotated by the angle for its position.
 
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
-    """
+    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k."""
     arguments = {"q": q, "k": k, "cos": cos, "sin": sin, "positions": positions}
     positions_known(arguments, CONTRACT.check(arguments))
     cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
     sin64 = sin.double()[positions].unsqueeze(1)
     turned = []
     for x in (q.double(), k.double()):
-        half = x.shape[-1] // 2
-        first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-        pair = (first * cos64 - second * sin64, second * cos64 + first * sin64)
-        turned.append(torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1))
+        half_width = x.shape[-1] // 2
+        first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half_width], x[..., half_width:])
+        rotated_pair = (first * cos64 - second * sin64, second * cos64 + first * sin64)
+        turned.append(torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1))
     return turned[0], turned[1]
 
 
 def even(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless the head size is even, so that heads have pairs."""
+    """Raises `ValueError` unless the head size D is even, because the rotation takes pairs of columns."""
     if dims["D"] % 2:
         raise ValueError(f"q: expected an even head_dim, got {dims['D']}")
 
 
 def positions_known(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a position outside the tables."""
+    """Raises `ValueError` if a position is outside the tables of cosines and sines."""
     check_values("positions", arguments["positions"], 0, dims["max_position"] - 1)
 
 
@@ -67,7 +66,7 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal q and k, the usual angles, and random positions; on `meta` the positions are real and on the CPU."""
+    """Makes normal q and k, the usual angles, and random positions. On `meta` the positions are real and on the CPU."""
     T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
     max_position = int(case["max_position"])
     positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
@@ -84,7 +83,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns cos and sin of the usual angles, (max_position, R/2) fp32; on `meta` only the shape."""
+    """Returns cos and sin of the usual rotary angles, (max_position, R/2) fp32. On `meta` they have no values."""
     if torch.device(device).type == "meta":
         empty = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
         return empty, empty.clone()
@@ -94,8 +93,8 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: q and k are read and written; a row of each table is read per distinct position; three FLOPs per
-    value."""
+    """Returns the cost: q and k are read and written; a row of each table is read per distinct position; three FLOPs
+    per value."""
     table_rows = len(set(args.positions.tolist()))
     table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
     return Cost(
@@ -106,36 +105,36 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance: 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
+    """Allows 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, for each value of a pair (first, second).
 
-    Two products and a sum in fp32 err by at most 3 u_32 (|first cos| + |second sin|), then the dtype rounds once.
-    """
+    u_32 and u_out are the unit roundoffs of fp32 and of the output. Two products and a sum in fp32 have an error of at
+    most 3 u_32 (|first cos| + |second sin|). Then the value is rounded once to the dtype."""
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     limits = []
     for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):
         size = x.double().abs()
-        half = x.shape[-1] // 2
+        half_width = x.shape[-1] // 2
         if inputs["interleaved"]:
             magnitude = (size[..., 0::2] + size[..., 1::2]).repeat_interleave(2, dim=-1)
         else:
-            magnitude = (size[..., :half] + size[..., half:]).repeat(1, 1, 2)
+            magnitude = (size[..., :half_width] + size[..., half_width:]).repeat(1, 1, 2)
         limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
     return tuple(limits)
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial tables: random tables that no theta gives; then tables of a large theta, multiplied by 1.2, as YaRN
-    (arXiv 2309.00071) multiplies its tables."""
+    """Yields adversarial tables: random tables; then tables of a large theta, multiplied by 1.2 as in YaRN (arXiv
+    2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
-    rows, half = cos.shape
-    angles = torch.arange(rows)[:, None] * 2e6 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
+    rows, pair_count = cos.shape
+    angles = torch.arange(rows)[:, None] * 2e6 ** (-torch.arange(pair_count, dtype=torch.float64) / max(pair_count, 1))
     long = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
     yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in long.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first and last row of the tables; then one large value at each end of a head or half."""
+    """Yields adversarial inputs: the first and last position, unusual tables, a large value at an end of a head."""
     D, last = int(case["D"]), int(case["max_position"]) - 1
     for position in sorted({0, last}):
         inputs = make_inputs(case, scheme, device, seed)

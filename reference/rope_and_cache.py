@@ -1,9 +1,9 @@
 """rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
-The op is `rope` and `kv_cache_write` in one pass over the new tokens, which saves launches and trips through memory.
-With `q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv
-2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its head's
-scale, rounded to nearest even and clamped to +-448.
+The op does `rope` and `kv_cache_write` in one pass over the new tokens, which saves launches and memory traffic. With
+`q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv 2505.09388).
+Nothing is rounded between the norm and the rotation. A cache in e4m3 holds value / (scale of the head), rounded to
+nearest even and clamped to +-448.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ def reference(
     k_norm: torch.Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> Outputs:
-    """Returns the values that q_out and the caches must have afterwards, in fp64.
+    """Returns the values that q_out and the caches must have after the op, in fp64.
 
     q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32; the
     first R <= D values of a head are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks,
     block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64, block *
-    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
-    weights of the norms of all heads of q and of k, or neither.
-    """
+    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q. q_norm and k_norm: (D,)
+    weights of the norms of all heads of q and of k, or neither."""
     arguments = {
         "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
         "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm,
@@ -66,31 +65,31 @@ def reference(
     for cache, new, scale in ((k_cache, turned_k, k_scale), (v_cache, v.double(), v_scale)):
         if scale is not None:
             new = (new / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
-        held = cache.double().flatten(0, 1)
+        slot_values = cache.double().flatten(0, 1)
         has_slot = slot_mapping >= 0
-        held[slot_mapping[has_slot]] = new[has_slot]
-        caches.append(held.view(cache.shape))
+        slot_values[slot_mapping[has_slot]] = new[has_slot]
+        caches.append(slot_values.view(cache.shape))
     return turned_q, caches[0], caches[1]
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless scales and norms come in pairs, the tables rotate at most D columns, and caches have
-    the right dtype."""
+    """Raises `ValueError` if only one of two scales or norms is given, if the tables rotate more than D columns, or if
+    a cache has the wrong dtype."""
     for name, words in (("scale", "scales"), ("norm", "norms")):
         first, second = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first) is None) != (arguments.get(second) is None):
             missing = second if arguments.get(second) is None else first
             raise ValueError(f"{missing}: expected both {words} or none, got one")
     if dims["rotary"] > dims["D"]:
-        most, half = dims["D"] // 2, dims["rotary"] // 2
-        raise ValueError(f"cos: expected at most {most} columns, half of q's head_dim, got {half}")
+        max_columns, table_columns = dims["D"] // 2, dims["rotary"] // 2
+        raise ValueError(f"cos: expected at most {max_columns} columns, half of q's head_dim, got {table_columns}")
     cached = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
     for name in ("k_cache", "v_cache"):
         check_dtype(name, arguments[name], cached)
 
 
 def places_exist(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a position outside the tables or a slot outside the caches."""
+    """Raises `ValueError` if a position is outside the cos and sin tables, or a slot is outside the caches."""
     positions_known(arguments, dims)
     slots_exist(arguments, dims)
 
@@ -114,51 +113,50 @@ CONTRACT = Contract(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Returns x (T, heads, D) in fp64; if `weight` is not None, x is normed."""
+    """Returns x (T, heads, D) in fp64, after an RMSNorm of each head if `weight` is not None."""
     return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
 def _turned(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """Returns x, (T, heads, D) fp64, with the first R values of each head rotated."""
+    """Returns x (T, heads, D) fp64, with the first R values of each head rotated."""
     R = 2 * cos.shape[1]
     c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
     first, second = _pairs(x[..., :R], interleaved)
-    pair = (first * c - second * s, second * c + first * s)
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    rotated_pair = (first * c - second * s, second * c + first * s)
+    turned = torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1)
     return torch.cat((turned, x[..., R:]), dim=-1)
 
 
 def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    half = x.shape[-1] // 2
-    return (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    half_width = x.shape[-1] // 2
+    return (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half_width], x[..., half_width:])
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows q and the written keys the error of a rotation in fp32 and one rounding; all else must be equal.
+    """Allows q and the written keys the error of an fp32 rotation and of one rounding. All other values must be equal.
 
-    The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype
-    and scale. Values outside the rotation are rounded only in an e4m3 cache or after a norm. The division by a scale
-    errs too, and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
-    """
+    The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the dtype and scale of
+    the cache. Values that are not rotated are rounded only in an e4m3 cache or after a norm. The division by a scale
+    adds 2 u_32: its error may move a value across a tie. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]
     has_slot = slots >= 0
     q_norm, k_norm, eps = inputs.get("q_norm"), inputs.get("k_norm"), inputs.get("norm_eps", 1e-6)
-    more = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
-    limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, more)]
-    for name, out, weight, error in (("k", oracle[1], k_norm, more), ("v", oracle[2], None, 0.0)):
+    norm_error = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
+    limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, norm_error)]
+    for name, out, weight, error in (("k", oracle[1], k_norm, norm_error), ("v", oracle[2], None, 0.0)):
         scale, dtype = inputs.get(f"{name}_scale"), inputs[f"{name}_cache"].dtype
         x = _normed(inputs[name], weight, eps)
         size = x if scale is None else x / scale.double()[:, None]
         rows = out.flatten(0, 1)
         limit = torch.zeros_like(rows)
         rotated = R if name == "k" else 0
-        written = _limit(size[has_slot], rows[slots[has_slot]], rotated, inputs["interleaved"], dtype, error)
+        written_limits = _limit(size[has_slot], rows[slots[has_slot]], rotated, inputs["interleaved"], dtype, error)
         if scale is None and not error:
-            written[..., rotated:] = 0.0
-        limit[slots[has_slot]] = written
+            written_limits[..., rotated:] = 0.0
+        limit[slots[has_slot]] = written_limits
         limits.append(limit.view(out.shape))
     return tuple(limits)
 
@@ -166,8 +164,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed errors of rows (n, heads, D) whose first R values per head are rotated, rounded to `dtype`.
-    `more` is the error of x before the rotation, in u_32."""
+    """Returns the allowed errors of rows (n, heads, D) that are rotated in the first R values per head and rounded to
+    `dtype`. `more` is the error of x before the rotation, in units of u_32 (the unit roundoff of fp32).
+    """
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second
@@ -185,8 +184,8 @@ def _limit(
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
 
-    `skipped` tokens have slot -1. On `meta` positions and slots are real and on the CPU. Raises `ValueError` if the
-    cache has too few slots, or if `rotary` is odd or more than D.
+    `skipped` tokens have the slot -1. On the device `meta` positions and slots are real and on the CPU. Raises
+    `ValueError` if the cache has too few slots, or if `rotary` is odd or more than D.
     """
     T, H, H_kv, D, R = (int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary"))
     num_blocks, block_size, skipped = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
@@ -227,8 +226,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first and last slot of the cache for the first and last token; then the ends of the
-    tables; then only slots of -1."""
+    """Yields adversarial inputs: the first and the last slot of the cache for the first and the last token. Then
+    positions at the ends of the tables. Then only slots of -1."""
     T, last = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last}):
         for token in sorted({0, T - 1}) if T else ():
@@ -259,16 +258,17 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: q, and the rows of tokens that have a slot, are read and written.  A row of each table is read per
-    distinct position.  Three FLOPs per value; with a norm, four more FLOPs per value and one rsqrt per head."""
-    written = int((args.slot_mapping >= 0).sum())
+    """Returns the cost: q is read and written, and so are the key and value of each token with a slot. One row of each
+    table is read per distinct position. Three FLOPs per value; a norm adds four FLOPs per value and one rsqrt per head.
+    """
+    written_tokens = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
-    beside = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
-    turned = args.q.numel() + written * row
+    other_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
+    turned = args.q.numel() + written_tokens * row
     return Cost(
-        read_bytes=nbytes(args.q) + beside + 2 * written * row * args.k.element_size() + tables,
-        write_bytes=nbytes(args.q) + 2 * written * row * args.k_cache.element_size(),
+        read_bytes=nbytes(args.q) + other_bytes + 2 * written_tokens * row * args.k.element_size() + tables,
+        write_bytes=nbytes(args.q) + 2 * written_tokens * row * args.k_cache.element_size(),
         vector_flops=(3.0 if args.q_norm is None else 7.0) * turned,
         sfu_ops=0.0 if args.q_norm is None else turned / args.q.shape[-1],
     )

@@ -1,8 +1,8 @@
-"""Helpers of ops over rows: the columns of adversarial inputs, the error of a sum, and outputs in eight bits.
+"""Helpers of ops that work on rows: columns of adversarial inputs, allowed errors, and outputs in eight bits.
 
-A quantised output has one scale for each row (token): the largest magnitude of the row, divided by the largest value of
-the dtype, but at least 2**-126.  The scale of a row of zeros is 1.  The kernel quantises its fp32 value, which was not
-rounded to 16 bits before.
+A quantised output has one scale per row (token): the largest magnitude of the row, divided by the largest value of the
+dtype. A scale is at least 2**-126, and the scale of a row of zeros is 1. A kernel quantises its fp32 value, without
+rounding it to 16 bits first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODES = {name: dtype for dtype, name in QUANTIZED.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """The results of an op over rows: the rows or codes, then the results in `more`, then the scales of codes."""
+    """Returns the results of an op on rows: the rows or codes, then the results in `more`, then the scales of codes."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -40,12 +40,12 @@ def row_results(shape: str, **more: Result) -> dict[str, Result]:
 
 
 def row_rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless `quantize` has a known value."""
+    """Raises `ValueError` unless the argument `quantize` has a known value."""
     check_quantize(arguments.get("quantize"))
 
 
 def row_scheme(arguments: CallArguments) -> str:
-    """Returns the scheme of a launch: that of the quantised output, unless x is fp32 or `quantize` is None."""
+    """Returns the scheme of a launch: the dtype of x, or for a quantised 16-bit x, `out_int8` or `out_fp8`."""
     quantize, dtype = arguments.get("quantize"), arguments["x"].dtype
     if quantize is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
@@ -53,27 +53,27 @@ def row_scheme(arguments: CallArguments) -> str:
 
 
 def planted_columns(width: int) -> list[int]:
-    """Returns the columns at the tile edges within a row, and the last column."""
+    """Returns the column numbers at the tile edges within a row of `width` values, and the last column."""
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns magnitudes whose squares overflow or underflow `dtype`, down to the least normal number; fp32 still holds
-    the sum of `terms` squares of the largest magnitude."""
+    """Returns labels and magnitudes with squares that overflow or underflow `dtype`. An fp32 sum of `terms` squares of
+    the largest magnitude does not overflow."""
     finfo = torch.finfo(dtype)
-    most = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
-    sizes = {"300": 300.0, "10,000": 1e4, "the largest": most, "the least": 4.0 * finfo.smallest_normal}
+    max_size = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
+    sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * finfo.smallest_normal}
     return [(f"magnitudes of {label}", size) for label, size in sizes.items()]
 
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
-    """Returns values between `size` / 2 and `size`, with the signs of x."""
+    """Returns values with magnitudes between `size` / 2 and `size`, and with the signs of x."""
     spread = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
     return (torch.where(x.double() < 0, -spread, spread) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
-    """Returns the argument `quantize` if the outputs of the scheme have eight bits, else no arguments."""
+    """Returns the argument `quantize` if the scheme has 8-bit outputs, else no argument."""
     return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
 
 
@@ -84,10 +84,9 @@ def check_quantize(quantize: str | None) -> None:
 
 
 def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
-    """Returns (values,) if `dtype` is None.  Else returns the values over their row's scale, unrounded, and the scales.
+    """Returns (values,) if `dtype` is None. Else returns values / scale, unrounded, and the scale of each row.
 
-    values: (T, N) fp64; the scales are (T,) fp64.
-    """
+    values: (T, N) fp64; the scales are (T,) fp64."""
     check_quantize(dtype)
     if dtype is None:
         return (values,)
@@ -97,22 +96,22 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """The allowed errors of codes (T, N) and scales (T,) of `oracle`; `error` (T, N) is the error of the values.
+    """Returns the allowed errors of codes (T, N) and scales (T,) of `oracle`. `error` (T, N) is the error of the
+    values.
 
-    A code may differ by half a step, plus the errors of value, scale and division; a step of e4m3 depends on the code.
-    A row whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of
-    zeros has the scale 1.
-    """
+    A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
+    A kernel may return zeros, with the scale 1, for a row of values within their error of 0 or below fp32's normal
+    numbers."""
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
     largest = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
-    lost = (largest > 0) & (largest <= row_error + 2.0**-126)
-    scale_error = scale_error.clamp(min=lost.double())
-    before = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
-    before = before.clamp(min=2.0 * LARGEST[dtype] * lost[:, None].double())
+    zero_rows = (largest > 0) & (largest <= row_error + 2.0**-126)
+    scale_error = scale_error.clamp(min=zero_rows.double())
+    code_error = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
+    code_error = code_error.clamp(min=2.0 * LARGEST[dtype] * zero_rows[:, None].double())
     if dtype == "int8":
-        return before + 0.5, scale_error
+        return code_error + 0.5, scale_error
     # Three bits behind the leading bit; below 2**-6 the steps stay 2**-9.
-    exponent = torch.frexp((codes.abs() + before).clamp(min=2.0**-9)).exponent.clamp(min=-5)
-    return before + torch.ldexp(torch.full_like(codes, 2.0**-5), exponent), scale_error
+    exponent = torch.frexp((codes.abs() + code_error).clamp(min=2.0**-9)).exponent.clamp(min=-5)
+    return code_error + torch.ldexp(torch.full_like(codes, 2.0**-5), exponent), scale_error

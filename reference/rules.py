@@ -1,6 +1,6 @@
-"""Rules of arguments that references and kernels share; an error names the argument, the expected and the given value.
+"""Checks arguments for references and kernels. An error names the argument, the expected value and the actual value.
 
-A reference checks all rules.  A launcher checks values only where a launcher may read values (`kernels/_checks.py`).
+A reference makes all checks. A launcher checks values only where it may read values (`kernels/_checks.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """Raises `ValueError` unless `tensor` has `shape`; None stands for any size."""
+    """Raises `ValueError` unless `tensor` has the given `shape`. None stands for any size."""
     sizes = tensor.shape
     if sizes == shape:  # the usual case
         return
@@ -26,13 +26,13 @@ def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
 
 
 def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Raises `ValueError` unless `tensor` has one of `dtypes`."""
+    """Raises `ValueError` unless the dtype of `tensor` is one of `dtypes`."""
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name}: expected {' or '.join(str(dtype) for dtype in dtypes)}, got {tensor.dtype}")
 
 
 def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
-    """Raises `ValueError` unless all integers lie between `least` and `most`."""
+    """Raises `ValueError` unless all integers of `tensor` lie between `least` and `most`."""
     if tensor.numel():
         low, high = (int(value) for value in tensor.aminmax())
         if low < least or high > most:
@@ -40,15 +40,15 @@ def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None
 
 
 def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
-    """Raises `ValueError` unless each token has its own slot below `slots`, or -1 for no slot."""
+    """Raises `ValueError` unless each token has a slot below `slots` that no other token has, or -1 for no slot."""
     check_values("slot_mapping", slot_mapping, -1, slots - 1)
-    used, times = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
+    slot_ids, times = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
     if bool((times > 1).any()):
-        raise ValueError(f"slot_mapping: expected each slot at most once, got {int(used[times > 1][0])} again")
+        raise ValueError(f"slot_mapping: expected each slot at most once, got {int(slot_ids[times > 1][0])} again")
 
 
 def check_offsets(name: str, offsets: torch.Tensor, end: int) -> None:
-    """Raises `ValueError` unless the offsets go from 0 to `end` and never fall."""
+    """Raises `ValueError` unless the offsets go from 0 to `end` and never decrease."""
     values = offsets.tolist()
     if values[0] != 0 or values[-1] != end or any(after < before for before, after in pairwise(values)):
         raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {values}")

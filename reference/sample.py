@@ -1,9 +1,10 @@
-"""Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max draw.
+"""Draws one token per row of logits, with penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max
+draw.
 
-Before the draw a row's logits may be edited, by a bias, by penalties of earlier tokens, and by a mask of the allowed
-tokens. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. E is keyed by
+Before the draw, a row's logits may be edited by a bias, by penalties of earlier tokens, and by a mask of allowed
+tokens. The draw is an exponential race: argmax(log p - log E), with E exponential, is a draw from p. E is keyed by
 seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not on
-the other rows; every correct kernel draws the same token.
+the other rows. Every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ def reference(
     allowed: torch.Tensor | None = None,
     top_n: int | None = None,
 ) -> torch.Tensor | Outputs:
-    """Returns one token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
+    """Returns one token id per row, (B,) int64: the argmax of logits / temperature - log E over the tokens that may be
+    drawn.
 
-    logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,)
-    int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only
-    the low 32 bits of a position count. Ties go to the lowest index.
+    logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,) int32,
+    0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only the low 32
+    bits of a position count. Of equal scores, the lowest index wins.
 
-    Edits of a row come first. edit_offsets: (B + 1,) int32; row b edits the tokens edit_ids[offsets[b]:offsets[b + 1]],
-    each once; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32, which may be -inf. x = logit + bias; with a
-    count >= 0 x is divided by the repetition penalty, or multiplied if x <= 0 (Keskar et al., "CTRL", 2019); with a
-    count > 0 frequency_penalty * count + presence_penalty is subtracted. A count of 0 stands for a token that is only
-    in the prompt, -1 for a token that has only a bias. The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, a
-    bit for each token; a token with bit 0 is never drawn.
+    Logits are edited first. edit_offsets: (B + 1,) int32; row b edits the tokens edit_ids[offsets[b]:offsets[b + 1]],
+    each token once; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32, which may be -inf. x = logit + bias. If
+    the count is >= 0, x is divided by the repetition penalty, or multiplied if x <= 0 (Keskar et al., "CTRL", 2019). If
+    the count is > 0, frequency_penalty * count + presence_penalty is subtracted. A count of 0 marks a token that is
+    only in the prompt. A count of -1 marks a token that has only a bias. The penalties are (B,) fp32. allowed: (B,
+    ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
 
-    With `top_n` also ids (B, 1 + top_n) int64 and log-probabilities of the same shape: of the drawn token, then of the
-    likeliest tokens by the given logits, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
-    +inf or no finite logit after the edits; on a GPU, where no kernel can raise, such a row has some id in [0, V).
-    """
+    With `top_n` also returns ids (B, 1 + top_n) int64 and log-probabilities of the same shape: for the drawn token,
+    then for the most likely tokens. These use the given logits, before edits and temperature. Raises `ValueError` if a
+    row has a NaN, a +inf or no finite logit after the edits. A GPU kernel cannot raise; such a row then has any id in
+    [0, V)."""
     penalties = repetition_penalty, presence_penalty, frequency_penalty
     edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -75,18 +77,17 @@ def reference(
             continue
         law = support(row, t, k, p, m)
         tokens.append(int((law.scores - race(s, n, len(row))).masked_fill(~law.kept, -math.inf).argmax()))
-    drawn = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     if top_n is None:
-        return drawn
+        return token_ids
     likely = torch.sort(logits.double(), dim=-1, descending=True, stable=True)[1][:, :top_n]
-    ids = torch.cat([drawn[:, None], likely], dim=1)
-    return drawn, ids, logits.double().log_softmax(-1).gather(1, ids)
+    ids = torch.cat([token_ids[:, None], likely], dim=1)
+    return token_ids, ids, logits.double().log_softmax(-1).gather(1, ids)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal logits of standard deviation `sigma`, by default 3, as in language models; every row has the case's
-    settings.  With `penalties` a row edits up to 24 tokens, and with `allowed` about half of the tokens may be drawn.
-    """
+    """Makes normal logits with standard deviation `sigma` (default 3, as in language models). Every row has the case's
+    settings. With `penalties` a row edits up to 24 tokens; with `allowed` about half of the tokens may be drawn."""
     B, V = int(case["B"]), int(case["V"])
     sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
@@ -103,26 +104,26 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _place(device: torch.device) -> torch.device:
-    """Returns the device for small tensors: the CPU instead of `meta`."""
+    """Returns the device for small tensors: the CPU if `device` is `meta`, else `device`."""
     return torch.device("cpu" if torch.device(device).type == "meta" else device)
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Makes penalties for each row, and 0 to 24 edits for each row, of tokens after token 0.  Counts lie between -1 and
-    3, and some biases are -inf."""
+    """Makes penalties for each row, and 0 to 24 edits of random tokens for each row, but never of token 0. Counts lie
+    between -1 and 3, and some biases are -inf."""
     generator = torch.Generator().manual_seed(seed)
-    most = min(V - 1, 24)
-    each = torch.randint(0, most + 1, (B,), generator=generator)
-    each[:1], each[3::4] = most, 0
-    N = int(each.sum())
-    ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in each.tolist()]
+    max_edits = min(V - 1, 24)
+    edit_numbers = torch.randint(0, max_edits + 1, (B,), generator=generator)
+    edit_numbers[:1], edit_numbers[3::4] = max_edits, 0
+    N = int(edit_numbers.sum())
+    ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edit_numbers.tolist()]
     bias = torch.randn(N, generator=generator)
     bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
         "repetition_penalty": torch.tensor([1.3, 0.7, 1.0])[torch.arange(B) % 3],
         "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
         "frequency_penalty": torch.tensor([0.25, 0.0, 1.1, -0.3])[torch.arange(B) % 4],
-        "edit_offsets": offsets_of(each),
+        "edit_offsets": offsets_of(edit_numbers),
         "edit_ids": torch.cat(ids).int() if B else torch.zeros(0, dtype=torch.int32),
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
         "edit_bias": bias,
@@ -131,7 +132,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
 
 
 def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
-    """Makes the per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
+    """Makes per-row tensors from `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
     generator = torch.Generator().manual_seed(seed)
     B = len(rows)
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
@@ -146,11 +147,11 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial rows with exact arithmetic: 2**n equal logits and -inf, so that one wrong token in the support shows.
+    """Yields adversarial inputs with exact arithmetic: 2**n equal logits and -inf. A kernel that may draw a wrong token
+    fails.
 
-    Then one large logit; rows of one batch with different settings, some greedy; and edits that decide the token.  A
-    case without min_p gets no min_p, and no greedy rows beside drawn rows, because a kernel may not support them.
-    """
+    Then one large logit; rows of one batch with different settings, some greedy; and edits that decide the token. A
+    case without min_p gets no min_p, and no batch of greedy and random rows, because a kernel may not support these."""
     V = int(case["V"])
     ties = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
@@ -171,10 +172,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
             row[torch.randperm(V, generator=generator)[:count]] = 0.5
         inputs = {"logits": logits.to(device, scheme.activation)} | settings([setting] * rows, device, seed)
         yield label, inputs
-    for place in sorted({0, V // 2, V - 1}):
+    for token in sorted({0, V // 2, V - 1}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["logits"][:, place] = 200.0
-        yield f"token {place} dominates", inputs
+        inputs["logits"][:, token] = 200.0
+        yield f"token {token} dominates", inputs
     # Whole numbers tie often; among ties the lowest index wins.
     logits = randn(8, V, dtype=torch.float32, device=device, seed=seed, scale=3.0).round()
     kinds = [(0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0)]
@@ -182,9 +183,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     row_settings = settings(kinds * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | row_settings
     yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | row_settings
-    none = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
-    none["edit_offsets"] = torch.zeros(9, dtype=torch.int32, device=_place(device))
-    yield "empty: no edits", {"logits": logits.to(scheme.activation)} | row_settings | none
+    empty_edits = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
+    empty_edits["edit_offsets"] = torch.zeros(9, dtype=torch.int32, device=_place(device))
+    yield "empty: no edits", {"logits": logits.to(scheme.activation)} | row_settings | empty_edits
     yield (
         "a penalty, a bias and a mask decide",
         {"logits": logits.to(scheme.activation)} | row_settings | _deciding(8, V, device),
@@ -192,18 +193,18 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
-    """Makes edits that decide the token: the first token gets a bias of 100; the last token gets a bias of 150, and a
-    penalty of 300 or, in odd rows, a mask."""
+    """Makes edits that decide which token is drawn. The first token gets a bias of 100. The last token gets a bias of
+    150, and a penalty of 300 or, in odd rows, a mask too."""
     last = V - 1
     mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
     mask[1::2, last // 32] ^= torch.tensor(1).bitwise_left_shift(last % 32).int()
-    each = [(0, -1, 100.0)] + ([(last, 2, 150.0)] if last else [])
-    ids, counts, bias = (torch.tensor(column).repeat(B) for column in zip(*each, strict=True))
+    row_edits = [(0, -1, 100.0)] + ([(last, 2, 150.0)] if last else [])
+    ids, counts, bias = (torch.tensor(column).repeat(B) for column in zip(*row_edits, strict=True))
     edits = {
         "repetition_penalty": torch.full((B,), 1.5),
         "presence_penalty": torch.full((B,), 100.0),
         "frequency_penalty": torch.full((B,), 100.0),
-        "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * len(each),
+        "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * len(row_edits),
         "edit_ids": ids.int(),
         "edit_counts": counts.int(),
         "edit_bias": bias,
@@ -216,16 +217,16 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the
-    race needs two logarithms.  After top_p or min_p only one token is counted, because the number depends on the
-    logits.  Log-probabilities need an exponential for each token."""
+    """Returns the cost: each logit is read once. top_p needs an exponential for each token that top_k keeps. Each token
+    that may still be drawn needs two logarithms. After top_p or min_p only one token is counted, because the number
+    depends on the logits. Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
     for t, k, p, m in zip(*(setting.tolist() for setting in settings), strict=True):
         if t > 0:
-            left = min(k, V) if k else V
-            sfu += (left if p < 1 else 0) + 2 * (left if p == 1 and m == 0 else 1)
+            kept_tokens = min(k, V) if k else V
+            sfu += (kept_tokens if p < 1 else 0) + 2 * (kept_tokens if p == 1 and m == 0 else 1)
     return Cost(
         read_bytes=nbytes(args.logits, *settings, args.seed, args.position, *edits_of(vars(args)).tensors.values()),
         write_bytes=8 * B + (0 if args.top_n is None else 12 * B * (1 + args.top_n)),
@@ -244,23 +245,23 @@ def _model(V: int) -> tuple[Case, ...]:
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """Makes a case of the domain.  Returns None if `top_n` is more than V, or if the case is too large."""
+    """Makes a test case with these values. Returns None if `top_n` is more than V, or if the case is too large."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
-EACH, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
-PENALTY = Argument("B", EACH, "contiguous", optional=True)
+FP32_DTYPES, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
+PENALTY = Argument("B", FP32_DTYPES, "contiguous", optional=True)
 CONTRACT = Contract(
     {
         "logits": Argument("B V", FLOATS),
-        "temperature": Argument("B", EACH),
+        "temperature": Argument("B", FP32_DTYPES),
         "top_k": Argument("B", (torch.int32,)),
-        **{"top_p": Argument("B", EACH), "min_p": Argument("B", EACH)},
+        **{"top_p": Argument("B", FP32_DTYPES), "min_p": Argument("B", FP32_DTYPES)},
         **{"seed": Argument("B", NUMBER), "position": Argument("B", NUMBER)},
         **{f"{name}_penalty": PENALTY for name in ("repetition", "presence", "frequency")},
         "edit_offsets": Argument("B+1", EDIT, optional=True),
         **{name: Argument("N", EDIT, optional=True) for name in ("edit_ids", "edit_counts")},
-        "edit_bias": Argument("N", EACH, optional=True),
+        "edit_bias": Argument("N", FP32_DTYPES, optional=True),
         "allowed": Argument("B words", EDIT, "contiguous", optional=True),
     },
     {

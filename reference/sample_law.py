@@ -1,4 +1,4 @@
-"""The law of a draw: the tokens that a row of logits may draw, and whether a kernel drew one of these tokens."""
+"""Computes which tokens a row of logits may draw, with their probabilities, and checks the token that a kernel drew."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCORE_ULPS = 16.0
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that one row may draw, with their probabilities.  All tensors are (V,)."""
+    """The support of one row: the tokens that the row may draw, with their probabilities. All tensors are (V,)."""
 
     probabilities: torch.Tensor
     """Probabilities of the draw in fp64, renormalised over `kept`; 0 elsewhere."""
@@ -42,44 +42,44 @@ class Support:
 
 
 def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Support:
-    """Returns the support of one row's draw; temperature > 0.  logits: (V,).
+    """Returns the tokens that one row may draw, with their probabilities. temperature > 0; logits: (V,).
 
-    Tokens are ordered by probability descending, then index ascending. top_k keeps the first k tokens and renormalises.
-    Of these, top_p keeps a token if the cumulative probability before it is below top_p, so the token that crosses
-    top_p stays. min_p keeps tokens of at least min_p times the largest probability. A logit of -inf is never drawn.
-    """
+    Tokens are ordered by descending probability, then by ascending index. top_k keeps the first k tokens and
+    renormalises. Of these, top_p keeps a token if the probabilities before it sum to less than top_p, so the token that
+    crosses top_p stays. min_p keeps tokens with at least min_p times the largest probability. A logit of -inf is never
+    drawn."""
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
-    ordered = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
-    ranked = torch.exp(ordered[:n] - ordered[0])
+    ranking = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
+    ranked = torch.exp(ranking[:n] - ranking[0])
     # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.
-    exact = bool((ranked == 1).all()) and n & (n - 1) == 0
-    in_support = within = _first(scores, ordered, n)
+    is_exact = bool((ranked == 1).all()) and n & (n - 1) == 0
+    in_support = top_k_mask = _first(scores, ranking, n)
     doubtful = torch.zeros_like(in_support)
     if top_p < 1:
         through = (ranked / ranked.sum()).cumsum(0)
-        before = torch.cat([through.new_zeros(1), through[:-1]])
-        in_support = _first(scores, ordered, int((before < top_p).sum()))
-        if not exact:
-            near = (int((before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful = torch.logical_xor(*(_first(scores, ordered, count) for count in near))
-    gap = ordered[0] - scores
+        mass_before = torch.cat([through.new_zeros(1), through[:-1]])
+        in_support = _first(scores, ranking, int((mass_before < top_p).sum()))
+        if not is_exact:
+            edge_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
+            doubtful = torch.logical_xor(*(_first(scores, ranking, count) for count in edge_counts))
+    gap = ranking[0] - scores
     weights = torch.exp(-gap)
     if min_p > 0:
         in_support = in_support & (weights >= min_p)
-        if not exact:
-            doubtful |= within & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
+        if not is_exact:
+            doubtful |= top_k_mask & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
     law = torch.where(in_support, weights, 0.0)
     return Support(law / law.sum(), in_support, doubtful, scores)
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Marks the first `count` tokens, (V,), by score descending, then index ascending; `ordered` has the scores."""
+    """Returns a mask (V,) of the `count` best tokens: by score, then by index. `ordered` holds the sorted scores."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
-    above, ties = scores > ordered[count - 1], scores == ordered[count - 1]
-    return above | (ties & (ties.cumsum(0) <= count - above.sum()))
+    above_mask, ties = scores > ordered[count - 1], scores == ordered[count - 1]
+    return above_mask | (ties & (ties.cumsum(0) <= count - above_mask.sum()))
 
 
 def edited(
@@ -93,21 +93,20 @@ def edited(
     edit_bias: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the logits (B, V) in fp32 on the CPU after edits and mask; the arguments are as in `reference`.
+    """Returns the logits (B, V) after edits and mask, in fp32 on the CPU. The arguments are as in `reference`.
 
-    Every operation is rounded to fp32, so that each kernel has the same logits, and the same ties.
-    """
+    Every operation is rounded to fp32, so that each kernel gets the same logits, and the same ties."""
     rows = logits.detach().cpu().float().numpy().copy()
     if edit_offsets is not None and edit_ids is not None and edit_counts is not None and edit_bias is not None:
         B = len(rows)
-        once = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
+        neutral = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
         tensors = (repetition_penalty, presence_penalty, frequency_penalty)
-        penalties = [off if value is None else value.cpu().numpy() for value, off in zip(tensors, once, strict=True)]
-        ends, ids, counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
+        penalties = [off if value is None else value.cpu().numpy() for value, off in zip(tensors, neutral, strict=True)]
+        offsets, ids, counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
         bias = edit_bias.cpu().numpy()
         for b in range(B):
             repetition, presence, frequency = (values[b] for values in penalties)
-            for i in range(ends[b], ends[b + 1]):
+            for i in range(offsets[b], offsets[b + 1]):
                 x = rows[b, ids[i]] + bias[i]
                 if counts[i] >= 0:
                     x = x / repetition if x > 0 else x * repetition
@@ -121,44 +120,45 @@ def edited(
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
+    """Checks that a greedy token equals the reference's, and that a random token is in the support and has the best
+    score.
 
-    A token is in the support by fp64 arithmetic. Tokens within `MASS_TOLERANCE` of the support's edge count too, unless
-    the row's arithmetic is exact. A token wins if its fp64 score is at most fp32's error of both scores below the best
-    score of a token that is certainly in the support. With g = (best logit - logit) / T an fp32 score errs by at most
-    `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
-    """
+    A score is logit / T - log E, with T the temperature and E exponential noise. The support is the set of tokens that
+    may be drawn, in fp64 arithmetic. Tokens within `MASS_TOLERANCE` of its edge count too, unless the row's arithmetic
+    is exact. The fp64 score may be below the best score of the certain tokens by the fp32 error of both scores. With g
+    = (best logit - logit) / T, the error of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| +
+    1)."""
     return _compare(actual, oracle, inputs, wins=True)
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Compares as `compare` does, but for a kernel with its own random stream.  A drawn token must be in the support,
-    or as likely as a token in the support, because such kernels may cut the support by value."""
+    """Compares as `compare` does, for a kernel with its own random numbers. A drawn token must be at least as likely as
+    some token in the support, because such kernels may select the support by a threshold."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
 def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> list[ErrorStats]:
-    drawn, expected = actual[0], oracle[0].cpu()
-    if drawn.shape != expected.shape or drawn.dtype != torch.int64:
-        note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn.shape)} {drawn.dtype}"
+    drawn_tokens, expected = actual[0], oracle[0].cpu()
+    if drawn_tokens.shape != expected.shape or drawn_tokens.dtype != torch.int64:
+        note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn_tokens.shape)} {drawn_tokens.dtype}"
         bad = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
         return [bad, *_compare_logprobs(actual, oracle, inputs)]
     rows = edited(**{name: value for name, value in inputs.items() if name in EDITED})
-    worst, worst_row, wrong, largest = 0.0, 0, 0, 0.0
-    for b, (token, best) in enumerate(zip(drawn.tolist(), expected.tolist(), strict=True)):
+    worst, worst_row, errors, largest = 0.0, 0, 0, 0.0
+    for b, (token, best) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
         if token == best:
             continue
         error, ratio = _judge_row(token, best, rows[b], inputs, b, wins)
-        wrong += not ratio <= 1
+        errors += not ratio <= 1
         if not ratio <= worst:
             worst, worst_row, largest = ratio, b, error
-    tokens = ErrorStats("tokens", wrong == 0, largest, worst, wrong, expected.numel(), (worst_row,) if wrong else ())
+    tokens = ErrorStats("tokens", errors == 0, largest, worst, errors, expected.numel(), (worst_row,) if errors else ())
     return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities.  The drawn token's id is taken from the kernel; other ids are exact, because
-    nothing is rounded before them.  The tolerance of a log-probability is the error of the sum plus that of a score."""
+    """Compares ids and log-probabilities. The drawn token's id comes from the kernel. Other ids must be exact, because
+    nothing is rounded before them. The tolerance is the error of the sum plus the error of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -172,7 +172,7 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """Returns the score of `best` minus that of `token`, and this difference divided by the allowed difference."""
+    """Returns (score of `best`) - (score of `token`), and this difference divided by the allowed difference."""
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf
@@ -186,26 +186,26 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
     certain = law.kept & ~law.doubtful
     if bool(certain.any()):
         best = int(scores.masked_fill(~certain, -math.inf).argmax())
-    allowed = 0.0
+    max_error = 0.0
     for i in (token, best):
         gap = float(law.scores.max() - law.scores[i])
-        allowed += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(law.scores[i])) + gap + abs(float(noise[i])) + 1)
+        max_error += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(law.scores[i])) + gap + abs(float(noise[i])) + 1)
     error = max(0.0, float(scores[best] - scores[token]))
-    return error, error / allowed
+    return error, error / max_error
 
 
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Returns whether `token` is in the row's support, with all ties at the edge of the support.  Nothing is sorted,
-    because a kernel with its own stream draws another token in almost every row."""
+    """Returns whether `token` is in the row's support, or ties with the last token of the support. Nothing is sorted,
+    because a kernel with its own random numbers draws another token in almost every row."""
     scores = row.double() / temperature
-    above = scores > scores[token]
+    above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())
     total = weights.topk(top_k).values.sum() if 0 < top_k < len(row) else weights.sum()
     return bool(
         (scores[token] > -math.inf)
-        & (above.sum() < (top_k or len(row)))
-        & (weights[above].sum() < (top_p + MASS_TOLERANCE) * total)
+        & (above_mask.sum() < (top_k or len(row)))
+        & (weights[above_mask].sum() < (top_p + MASS_TOLERANCE) * total)
         & (weights[token] >= min_p * (1 - MASS_TOLERANCE))
     )

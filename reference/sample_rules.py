@@ -1,4 +1,4 @@
-"""Checks of the settings and the edits of `sample`."""
+"""Checks the settings and the logit edits that `sample` takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.rules import check_offsets
 
 @dataclass(frozen=True)
 class Edits:
-    """The optional arguments that change a row's logits; None means off."""
+    """The optional arguments of `sample` that change a row's logits. An argument that is None changes nothing."""
 
     repetition_penalty: torch.Tensor | None = None
     presence_penalty: torch.Tensor | None = None
@@ -26,9 +26,9 @@ class Edits:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the edits that are on, by name."""
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in named if value is not None}
+        """Returns the arguments that are not None, by name."""
+        named_tensors = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in named_tensors if value is not None}
 
 
 EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
@@ -37,7 +37,7 @@ SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def settings_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a wrong number of tokens, a `top_n` above this number, or missing or wrong edits."""
+    """Raises `ValueError` if the vocabulary size or `top_n` is out of range, or an edit tensor is missing or wrong."""
     V, top_n = dims["V"], arguments.get("top_n")
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
@@ -45,30 +45,30 @@ def settings_fit(arguments: CallArguments, dims: Dims) -> None:
         raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
     edits = edits_of(arguments)
     missing = [name for name in EDITS if name not in edits.tensors]
-    others = sorted(set(edits.tensors) - {"allowed"})
-    if missing and others:
-        raise ValueError(f"{missing[0]}: expected a tensor beside {', '.join(others)}, got None")
+    other_edits = sorted(set(edits.tensors) - {"allowed"})
+    if missing and other_edits:
+        raise ValueError(f"{missing[0]}: expected a tensor beside {', '.join(other_edits)}, got None")
     if edits.allowed is not None and dims["words"] != -(-V // 32):
         raise ValueError(f"allowed: expected {-(-V // 32)} words, a bit for each token, got {dims['words']}")
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a setting or an edit of a row that is out of range."""
-    for row, each in enumerate(zip(*(arguments[name].tolist() for name in SETTINGS), strict=True)):
-        _check_row(row, *each)
+    """Raises `ValueError` if a setting or an edit of a row is out of range."""
+    for row, row_settings in enumerate(zip(*(arguments[name].tolist() for name in SETTINGS), strict=True)):
+        _check_row(row, *row_settings)
     _check_edit_values(edits_of(arguments), dims["V"])
 
 
 def finite_rows(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a row of logits whose largest value is NaN or infinite."""
+    """Raises `ValueError` if the largest logit of a row is NaN or infinite."""
     largest = arguments["logits"].float().amax(1)  # NaN if the row has a NaN
     for row in (~largest.isfinite()).nonzero().flatten().tolist()[:1]:
         raise ValueError(f"logits: row {row}: expected a finite largest value, got {largest[row].item()}")
 
 
 def edits_of(arguments: CallArguments) -> Edits:
-    """Returns the edits among the arguments of a call."""
-    return Edits(**{each.name: arguments.get(each.name) for each in fields(Edits)})
+    """Returns the edit tensors among the arguments of a call."""
+    return Edits(**{item.name: arguments.get(item.name) for item in fields(Edits)})
 
 
 def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
@@ -84,7 +84,7 @@ def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: fl
 
 
 def _check_edit_values(edits: Edits, V: int) -> None:
-    """Raises `ValueError` with the row if a value of an edit is out of range, or if a row edits a token twice."""
+    """Raises `ValueError`, with the row, if an edit's value is out of range or a row edits a token twice."""
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         values = edits.tensors.get(name)
         for row, value in enumerate(() if values is None else values.tolist()):
@@ -101,10 +101,10 @@ def _check_edit_values(edits: Edits, V: int) -> None:
         ("edit_counts", counts, counts < -1, ">= -1"),
         ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
     )
-    for name, values, wrong, expected in faults:
-        if bool(wrong.any()):
-            at = int(wrong.int().argmax())
-            raise ValueError(f"{name}: expected {expected}, got {values[at].item()} in row {int(rows[at])}")
+    for name, values, wrong_mask, expected in faults:
+        if bool(wrong_mask.any()):
+            index = int(wrong_mask.int().argmax())
+            raise ValueError(f"{name}: expected {expected}, got {values[index].item()} in row {int(rows[index])}")
     unique, times = torch.unique(rows * V + ids, return_counts=True)
     if len(unique) < len(ids):
         twice = int(unique[times > 1][0])

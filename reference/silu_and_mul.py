@@ -30,54 +30,51 @@ SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
 
 
 def silu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
-    """Returns silu(gate) * up in fp64; gate is the first half of the last axis.
+    """Returns silu(gate) * up in fp64. `gate` is the first half of the last axis of x, and `up` is the second half.
 
-    x: (T, 2 I); returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their scales (T,)
-    (`reference/rows.py`).
-    """
+    x: (T, 2 I); returns (T, I). If `quantize` is "int8" or "fp8_e4m3", returns codes (T, I) and their scales (T,)
+    (`reference/rows.py`)."""
     gate, up = halves(x)
     return quantized_rows(gate / (1.0 + torch.exp(-gate)) * up, quantize)
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `gate` and `up` in fp64."""
-    half = x.shape[-1] // 2
-    return x[..., :half].double(), x[..., half:].double()
+    """Returns the two halves of the last axis of x, `gate` and `up`, in fp64."""
+    half_width = x.shape[-1] // 2
+    return x[..., :half_width].double(), x[..., half_width:].double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal values of standard deviation 2, so that gates lie on both sides of silu's bend."""
+    """Makes normal values with standard deviation 2, so that gates lie on both sides of 0, where silu bends."""
     T, I = int(case["T"]), int(case["I"])
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: per output, two values are read and one is written; an exp, a reciprocal and four FLOPs (negate, add,
-    multiply)."""
+    """Returns the cost: per output two reads, a write, an exp, a reciprocal and four FLOPs (negate, add, multiply)."""
     T, width = args.x.shape
     outputs = T * width // 2
-    written = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
-    return Cost(nbytes(args.x), written, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
+    written_bytes = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
+    return Cost(nbytes(args.x), written_bytes, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
-    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice this error is allowed,
-    because log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A
-    sigmoid below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls round
-    silu(gate) before the product.
-    """
-    gate, up = (half.abs() for half in halves(inputs["x"]))
+    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative error of |gate| u_32. Twice this error is
+    allowed, because log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32
+    each. A sigmoid below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls
+    round silu(gate) before the product. u_32 and u_out are the unit roundoffs of fp32 and of the output."""
+    gate, up = (operand.abs() for operand in halves(inputs["x"]))
     relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
     return limits(inputs, oracle, scheme, relative, 2.0**-126 * gate * up)
 
 
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
-    """The allowed errors of a gated activation whose fp32 value errs by `relative` and `absolute`, both (T, I).
+    """Returns the allowed errors of a gated activation with the fp32 errors `relative` and `absolute`, both (T, I).
 
-    A 16-bit value is rounded twice, and `up` scales the first subnormal error; a value to quantise is not rounded.
-    """
+    A 16-bit value is rounded twice, and `up` scales the first subnormal error. A value that will be quantised is not
+    rounded before."""
     quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
         values = oracle[0] * oracle[1][:, None]
@@ -88,19 +85,19 @@ def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tens
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: gates in the first and the last column are so large that a careless exp overflows."""
-    half = int(case["I"])
+    """Yields adversarial inputs: gates in the first and last column are so large that a simple exp(-gate) overflows."""
+    half_width = int(case["I"])
     for gate in PLANTED_GATES:
         inputs = make_inputs(case, scheme, device, seed)
         inputs["x"][:, 0] = gate
-        inputs["x"][:, half - 1] = gate
+        inputs["x"][:, half_width - 1] = gate
         yield f"gate={gate:g}", inputs
     for label, size in magnitudes(scheme.activation, 1):
         yield label, {**inputs, "x": of_size(inputs["x"], size**0.5)}
 
 
 def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
-    """Makes a case for each T and I."""
+    """Makes one test case for each (T, I) in `shapes`."""
     return tuple(Case(T=T, I=I) for T, I in shapes)
 
 

@@ -15,7 +15,7 @@ from rooflab.roofline.model import Cost
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Returns exp(x - max) / sum(exp(x - max)) in fp64.  x: (T, H), each row with a finite value; returns (T, H)."""
+    """Returns exp(x - max) / sum(exp(x - max)) in fp64. x: (T, H), with a finite value in each row; returns (T, H)."""
     return torch.softmax(x.double(), dim=-1)
 
 
@@ -26,7 +26,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: x is read and the result written once; an exp and four FLOPs per element, a reciprocal per row."""
+    """Returns the cost: one read of `x`, one write, an exp and four FLOPs per element, and a reciprocal per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x), nbytes(args.x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
 
@@ -34,9 +34,8 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
 
-    gap = max - x.  The product of gap and log2(e) is rounded; after the exp this is a relative error of gap u_32, and
-    the terms of the sum have the same error. A result below 2**-126 may be flushed to 0.
-    """
+    gap = max - x. The product of gap and log2(e) is rounded; after the exp this is a relative error of gap u_32. The
+    terms of the sum have the same error. A result below 2**-126 may be flushed to 0."""
     x = inputs["x"].double()
     gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
     relative = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * gap.clamp(max=1000.0)) * FP32_ROUNDOFF
@@ -45,9 +44,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that rows reach, one column takes most of the sum.  Then rows that overflow
-    unless the maximum is subtracted.  Then columns of -inf, in runs longer than any tile.  Then the largest
-    magnitudes."""
+    """Yields adversarial inputs: at each tile edge in a row, one column has most of the sum. Then rows that overflow
+    unless the maximum is subtracted. Then long runs of -inf columns, longer than any tile. Then the largest magnitudes.
+    """
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,4 +1,4 @@
-"""The definition of an op: its arguments, its formula, its least work, its cases, and the judgement of a result."""
+"""Defines the data of an op: its arguments, formula, least cost, test cases, and the check of a result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ Outputs = tuple[torch.Tensor, ...]
 
 
 class Case(Mapping[str, Scalar]):
-    """One set of dimensions and options of an op: a flat, ordered, hashable dict of JSON scalars.
+    """A test case: one set of dimensions and options of an op, as a flat, ordered, hashable dict of JSON scalars.
 
-    Its `id` (`M=64,N=48,K=32,layout=NT`) is the same on the command line, in records and in baselines.
-    """
+    Its `id` (`M=64,N=48,K=32,layout=NT`) is the same on the command line, in result files and in baselines."""
 
     def __init__(self, **values: Scalar):
         for key, value in values.items():
@@ -41,12 +40,12 @@ class Case(Mapping[str, Scalar]):
 
     @property
     def id(self) -> str:
-        """Returns the stable text form; the keys have the order in which the op declares them."""
+        """Returns the text form, such as `M=64,N=48`. The keys have the order in which the op declares them."""
         return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Reads the case that `text` (`M=64,N=48`) describes.  Raises `ValueError` on any other form."""
+        """Parses a case from its text, such as `M=64,N=48`. Raises `ValueError` on any other form."""
 
         def read(key: str, value: str) -> Scalar:
             if not key.isidentifier():
@@ -75,7 +74,7 @@ class Case(Mapping[str, Scalar]):
         return f"Case({self.id})"
 
     def but(self, **changes: Scalar) -> Case:
-        """Returns the same case with some values replaced."""
+        """Returns a copy of the case with some values replaced."""
         return Case(**{**self._values, **changes})
 
 
@@ -84,7 +83,7 @@ def _text(value: Scalar) -> str:
 
 
 def scalar(text: str) -> Scalar:
-    """Reads a value of a case from its text: a boolean, a number or a word."""
+    """Parses one value of a case from `text`: a boolean, a number or a word."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -97,7 +96,7 @@ def scalar(text: str) -> Scalar:
 
 @dataclass(frozen=True)
 class Scheme:
-    """A name for the dtypes of an op: of its activation, its weight and its output."""
+    """A named combination of dtypes for an op: the dtypes of its activation, its weight and its output."""
 
     name: str
     activation: torch.dtype
@@ -108,7 +107,7 @@ class Scheme:
 
     @property
     def unit_roundoff(self) -> float:
-        """Returns the largest relative error of one rounding to the output dtype, u = eps / 2."""
+        """Returns the unit roundoff of the output dtype, eps / 2: the largest relative error of one rounding."""
         return torch.finfo(self.output).eps / 2
 
 
@@ -139,21 +138,21 @@ DEFAULT_SUITES = ("smollm2_135m", "llama3_8b")
 
 
 def get_scheme(name: str) -> Scheme:
-    """Returns the scheme called `name`.  Raises `ValueError` with the known names."""
+    """Returns the scheme called `name`. Raises `ValueError` with a list of the known names."""
     if name not in SCHEMES:
         raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 
 
 class Arguments(SimpleNamespace):
-    """An op's arguments as attributes; an argument that was left out has the reference's default.
+    """Holds the arguments of an op call as attributes. A missing argument has the default of the reference.
 
-    A kernel also gets `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not
-    tell the device).
+    A kernel also gets `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`). `device` is there because
+    `meta` tensors do not show the real device.
     """
 
     def but(self, **changes: Any) -> Arguments:
-        """Returns the same arguments with some values replaced."""
+        """Returns a copy of the arguments with some values replaced."""
         return Arguments(**{**vars(self), **changes})
 
 
@@ -165,7 +164,7 @@ arguments with which such a kernel computes, as a dict."""
 
 @dataclass(frozen=True)
 class OpSpec:
-    """An op's definition.  `tests/contracts/test_registry.py` checks every definition."""
+    """The definition of an op. `tests/contracts/test_registry.py` checks every definition."""
 
     name: str
     reference: Callable[..., torch.Tensor | Outputs]
@@ -231,7 +230,7 @@ class OpSpec:
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
     def judge(self, actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-        """Returns one verdict per output."""
+        """Compares the outputs `actual` with the reference outputs `oracle`, and returns one result per output."""
         if self.compare is not None:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
@@ -240,26 +239,26 @@ class OpSpec:
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
-        """Returns the arguments of a call with these inputs and with `more`."""
-        defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
+        """Returns all arguments of a call: `inputs`, `more`, and the defaults of the reference."""
+        defaults = {item.name: item.default for item in self.parameters if item.default is not item.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
     def call(self) -> str:
-        """Returns the call of a kernel, with defaults: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
-        plain = [each.replace(annotation=each.empty) for each in self.parameters]
-        return f"{self.name}{inspect.Signature(plain)}"
+        """Returns the signature of a kernel of this op as text: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
+        untyped_parameters = [item.replace(annotation=item.empty) for item in self.parameters]
+        return f"{self.name}{inspect.Signature(untyped_parameters)}"
 
     def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
-        """Returns the least work for real or `meta` inputs."""
+        """Returns the least cost of a call with these inputs, which may be `meta` tensors."""
         return self.cost(self.arguments(inputs))
 
     def least(self, args: Arguments) -> Traffic:
-        """Returns the `traffic` of a kernel that reads each operand from memory once and writes each result once."""
+        """Returns the least memory traffic of a kernel: each operand is read once and each result is written once."""
         cost = self.cost(args)
         return Traffic(cost.read_bytes, cost.write_bytes)
 
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-        """Yields the adversarial inputs of the op, and the inputs that every op with a contract has."""
+        """Yields the op's own adversarial inputs, then the adversarial inputs that all ops with a contract share."""
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:
@@ -267,84 +266,82 @@ class OpSpec:
             yield from common_sets(self.contract, inputs, bool(self.cost_of(inputs).tensor_flops))
 
     def oracle(self, inputs: Inputs) -> Outputs:
-        """Returns the reference's outputs, always as a tuple."""
+        """Returns the outputs of the reference, always as a tuple."""
         return as_tuple(self.reference(**inputs))
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
-        """Returns the outputs of a kernel with the mistake `name` of `wrong`."""
+        """Returns the outputs of a faulty kernel: the kernel makes the mistake that `wrong` lists under `name`."""
         result = self.wrong[name](self.arguments(inputs))
         return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a suite.  Raises `ValueError` with the known suites."""
+        """Returns the cases of a suite. Raises `ValueError` with the known suites if the suite is unknown."""
         cases = self.cases_in(suite)
         if not cases and suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a suite or of a file of `rooflab capture`.  If the op lacks the suite, returns the smoke
-        cases for one of `DEFAULT_SUITES`, and no cases for any other suite."""
+        """Returns the cases of a suite, or of a suite file of `rooflab capture`. If the op lacks the suite, returns the
+        smoke cases for a suite of `DEFAULT_SUITES`, and no cases for any other suite."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
 
     def check_case(self, case: Case) -> Case:
-        """Returns `case` with its keys in the order of the op's own cases, and then the optional keys that are not off.
+        """Returns `case` with its keys in the op's order: required keys, then the optional keys that are not off.
 
-        Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type.
-        """
+        Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type."""
         template = {**self.cases["smoke"][0], **self.optional}
-        needed = [key for key in template if key not in self.optional]
-        if not set(needed) <= set(case) <= set(template):
+        required_keys = [key for key in template if key not in self.optional]
+        if not set(required_keys) <= set(case) <= set(template):
             also = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
             example = self.cases["smoke"][0].id
             raise ValueError(f"case: {self.name} takes the keys of {example}{also}, got {case.id}")
         on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
-        ordered = {key: case[key] for key in (*needed, *on)}
-        for key, value in ordered.items():
+        ordered_values = {key: case[key] for key in (*required_keys, *on)}
+        for key, value in ordered_values.items():
             sample = template[key]
             numeric = isinstance(sample, float) and type(value) is int
             if type(value) is not type(sample) and not numeric:
                 raise ValueError(f"case: expected {key} like {_text(sample)!r}, got {_text(value)!r}")
             if type(value) is int and value < 0:
                 raise ValueError(f"case: expected {key} >= 0, got {value}")
-        return Case(**ordered)
+        return Case(**ordered_values)
 
 
 def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
-    """Returns a kernel's or a reference's return value as a tuple of tensors."""
+    """Returns the return value of a kernel or a reference as a tuple of tensors."""
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
 def randn(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
 ) -> torch.Tensor:
-    """Draws normal values of standard deviation `scale` around `mean`.  On `meta` it does no arithmetic: torch computes
-    in Python there, and the first such operation of a process imports SymPy and its compiler, which takes 2 s.
+    """Draws normal values with standard deviation `scale` and mean `mean`. On the device `meta` it computes nothing.
+    torch would compute in Python there, and the first such operation imports SymPy and its compiler, which takes 2 s.
 
-    Values are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
-    rounding. More than 2**24 elements are drawn on the device itself, because the CPU would take seconds.
-    """
+    Values are drawn in fp32 on the CPU and then rounded. So every device and dtype gets the same numbers up to
+    rounding. More than 2**24 values are drawn on the device itself, because the CPU would take seconds."""
     device = torch.device(device)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
     count = 1
     for size in shape:
         count *= size
-    place = device if count > 2**24 else torch.device("cpu")
-    generator = torch.Generator(place).manual_seed(seed)
-    values = torch.randn(shape, generator=generator, device=place, dtype=torch.float32)
+    draw_device = device if count > 2**24 else torch.device("cpu")
+    generator = torch.Generator(draw_device).manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
     # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.
     rounded = values.mul_(scale).to(device=device, dtype=dtype)
     return rounded.add_(mean) if mean else rounded
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Counts the elements of memory from a tensor's first to its last; 0 for an empty tensor."""
+    """Returns the number of memory elements from the first to the last element of a tensor; 0 for an empty tensor."""
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Counts the bytes of all elements together; None counts as 0."""
+    """Returns the total bytes of all elements of the tensors. None counts as 0."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -1,4 +1,4 @@
-"""Adversarial inputs that every op has by its contract: rows of zeros of both signs, and a row of NaN."""
+"""Makes adversarial inputs for any op, from its contract: rows of zeros with both signs, and a row of NaN."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rooflab.reference.contract import Contract
 
 
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields inputs with rows of zeros or NaN, where the contract allows these rows.
+    """Yields inputs with rows of zeros, and with one row of NaN, if the op's contract allows these rows.
 
-    No row of a matrix `product` is NaN in 16 bits: oneDNN's product in bf16 then also gives NaN in the row before.
-    """
+    16-bit inputs of a matrix product (`product`) get no row of NaN: oneDNN's bf16 product then also gives NaN in the
+    previous row."""
     rows = rows_of(contract, inputs)
-    for label, changed in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
-        if changed is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
+    for label, change in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
+        if change is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
             continue
-        values = {name: changed(inputs[name], place) for name, place in rows.items()}
+        values = {name: change(inputs[name], row_axis) for name, row_axis in rows.items()}
         new_inputs = {**inputs, **values}
         try:
             dims = contract.check(new_inputs, any_dtype=True)
@@ -34,8 +34,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns, for each argument that has rows, the position of the rows in its shape.  The rows are a dimension of the
-    first float tensor: the first dimension longer than 1 that the results, if any, have too."""
+    """Returns, for each argument with rows, the index of the row dimension in its shape. This is the first dimension of
+    the first float tensor that is longer than 1 and that the results, if any, have too."""
     floats = {
         name: argument
         for name, argument in contract.arguments.items()
@@ -45,24 +45,24 @@ def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
         return {}
     first = next(iter(floats))
     results = {dim.name for result in contract.results.values() for dim in result.dims}
-    shown = [
+    shared_dims = [
         dim.text
         for dim, size in zip(floats[first].dims, inputs[first].shape, strict=False)
         if size > 1 and (dim.name in results or not contract.results)
     ]
     dim_names = {name: [dim.text for dim in argument.dims] for name, argument in floats.items()}
     return {
-        name: texts.index(shown[0])
+        name: texts.index(shared_dims[0])
         for name, texts in dim_names.items()
-        if shown and shown[0] in texts[:-1] and inputs[name].dtype == inputs[first].dtype
+        if shared_dims and shared_dims[0] in texts[:-1] and inputs[name].dtype == inputs[first].dtype
     }
 
 
 def _zeros(x: torch.Tensor, place: int) -> torch.Tensor:
     signs = torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, -0.0, 0.0)
-    second = torch.arange(x.shape[place], device=x.device) % 2 == 0
-    second = second.view(-1, *[1] * (x.ndim - place - 1))
-    return torch.where(second, signs, x.float()).to(x.dtype)
+    even_rows = torch.arange(x.shape[place], device=x.device) % 2 == 0
+    even_rows = even_rows.view(-1, *[1] * (x.ndim - place - 1))
+    return torch.where(even_rows, signs, x.float()).to(x.dtype)
 
 
 def _tainted(x: torch.Tensor, place: int) -> torch.Tensor:

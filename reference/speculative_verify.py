@@ -1,12 +1,13 @@
 """Rejection sampling of draft tokens against the target's probabilities (Leviathan et al., "Fast inference from
 transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
-Draft token x with number i is accepted if u < p(x) / q(x), where p is the target's law and q the draft's. A draw from
-max(p - q, 0) replaces the first token that is not accepted. A draw from the target follows the last accepted draft. So
-every token follows the target's law. The random numbers are made as in `sample`, in separate streams: u is the first
-word of the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the replacement of draft i.
-`sample` may have drawn this draft in stream 0; a draw by the same numbers would depend on the draft. The token after
-the last draft comes from stream 0, as from `sample` without a draft.
+Draft token x with number i is accepted if u < p(x) / q(x). p is the target's distribution, q is the draft's, and u is a
+uniform random number. A draw from max(p - q, 0) replaces the first token that is not accepted. If all drafts are
+accepted, one more token is drawn from the target. So every token follows the target's distribution. The random numbers
+are made as in `sample`, in separate streams. u is the first word of the counter (position + i, 0, 1, 0). The race of
+position + i in stream 2 draws the replacement of draft i. Stream 0 is not used here: `sample` may have drawn the draft
+from it, and the replacement would then depend on the draft. The token after the last draft comes from stream 0, as in
+`sample`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RECOVERY = 2
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns the random u that accepts a token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns the uniform random number u for the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
@@ -38,21 +39,21 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns p (K + 1, V) and q (K, V) of a row in fp64; without draft probabilities, the rows of q are one-hot."""
+    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64; one-hot if the draft has none."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
     q = torch.zeros_like(p[:-1])
     tokens = inputs["draft_tokens"][row].cpu()
-    used = torch.arange(len(tokens)) < int(inputs["num_drafts"][row])
-    q[used] = torch.nn.functional.one_hot(tokens[used], p.shape[1]).double()
+    used_mask = torch.arange(len(tokens)) < int(inputs["num_drafts"][row])
+    q[used_mask] = torch.nn.functional.one_hot(tokens[used_mask], p.shape[1]).double()
     return p, q
 
 
 def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
-    """Returns the weights (V,) of the draw after i accepted tokens of `drafts`."""
-    left = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
-    return left if bool(left.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
+    """Returns the weights (V,) of the draw after i of `drafts` draft tokens are accepted."""
+    weights = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
+    return weights if bool(weights.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
 
 
 def reference(
@@ -64,13 +65,12 @@ def reference(
     *,
     draft_probs: torch.Tensor | None = None,
 ) -> Outputs:
-    """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1; and the number of accepted
+    """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1, and the number of accepted
     tokens, (B,) int32.
 
-    draft_tokens: (B, K) int64; the first num_drafts (B,) int32 of a row are drafts; target_probs: (B, K + 1, V) fp32,
-    the law of the token after i drafts; draft_probs: (B, K, V) fp32, or None if each draft was certain; seed, position:
-    (B,) int64, the position of the first drafted token.
-    """
+    draft_tokens: (B, K) int64; only the first num_drafts (B,) int32 of a row are drafts. target_probs: (B, K + 1, V)
+    fp32, the distribution of the token after i drafts. draft_probs: (B, K, V) fp32, or None if each draft was certain.
+    seed, position: (B,) int64, the position of the first draft token."""
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
     values_fit(arguments, CONTRACT.check(arguments))
@@ -100,19 +100,19 @@ def some_tokens(arguments: CallArguments, dims: Dims) -> None:
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a wrong number of drafts, an unknown token, or a law in use that is no probability law."""
+    """Raises `ValueError` on a wrong number of drafts, an unknown token, or invalid probabilities that are in use."""
     K, V = dims["K"], dims["V"]
     draft_tokens, num_drafts = arguments["draft_tokens"], arguments["num_drafts"]
     draft_probs = arguments.get("draft_probs")
-    used = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
-    wrong = {
+    used_mask = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
+    wrong_rows = {
         "num_drafts": ((num_drafts < 0) | (num_drafts > K), f"0 to {K}"),
-        "draft_tokens": ((used & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
+        "draft_tokens": ((used_mask & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
         "target_probs": (~_is_law(arguments["target_probs"]).all(-1), "finite values >= 0, and one > 0"),
     }
     if draft_probs is not None:
-        wrong["draft_probs"] = ((used & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
-    for name, (rows, expected) in wrong.items():
+        wrong_rows["draft_probs"] = ((used_mask & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
+    for name, (rows, expected) in wrong_rows.items():
         if bool(rows.any()):
             raise ValueError(f"{name}: expected {expected}, got another value in row {int(rows.int().argmax())}")
 
@@ -123,29 +123,31 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
+    """Checks that tokens and numbers of accepted tokens equal the reference's, except where fp32 rounding may change a
+    decision.
 
-    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both. Or the drawn token's score is below
-    the best score by at most both scores' errors: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
+    Rounding may change an acceptance if u * q and p differ by less than 4 roundoffs of both. It may change a draw if
+    the drawn token's score is below the best score by at most the errors of both scores. The error of a score is
+    `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1).
     """
     names, errors = ("tokens", "num_accepted"), []
-    for name, result, right in zip(names, actual, oracle, strict=True):
-        if result.shape != right.shape or result.dtype != right.dtype:
-            note = f"expected {tuple(right.shape)} {right.dtype}, got {tuple(result.shape)} {result.dtype}"
-            errors.append(ErrorStats(name, False, math.nan, math.inf, right.numel(), right.numel(), note=note))
+    for name, result, expected in zip(names, actual, oracle, strict=True):
+        if result.shape != expected.shape or result.dtype != expected.dtype:
+            note = f"expected {tuple(expected.shape)} {expected.dtype}, got {tuple(result.shape)} {result.dtype}"
+            errors.append(ErrorStats(name, False, math.nan, math.inf, expected.numel(), expected.numel(), note=note))
     if errors:
         return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(errors) :]]
     wrong = []
     for b, (tokens, accepted) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
-        same = tokens == oracle[0][b].tolist() and accepted == int(oracle[1][b])
-        if not same and not _excused(tokens, accepted, inputs, b):
+        is_equal = tokens == oracle[0][b].tolist() and accepted == int(oracle[1][b])
+        if not is_equal and not _excused(tokens, accepted, inputs, b):
             wrong.append(b)
-    worst = math.inf if wrong else 0.0
-    return [ErrorStats(name, not wrong, worst, worst, len(wrong), len(oracle[1]), tuple(wrong[:1])) for name in names]
+    error = math.inf if wrong else 0.0
+    return [ErrorStats(name, not wrong, error, error, len(wrong), len(oracle[1]), tuple(wrong[:1])) for name in names]
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
-    """Returns whether a row's answer may be right in fp32."""
+    """Returns whether fp32 rounding may explain a row's result that differs from the reference's."""
     p, q = _laws(b, inputs)
     drafts, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
     if not 0 <= accepted <= drafts or any(token != -1 for token in tokens[accepted + 1 :]):
@@ -158,22 +160,22 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
             return False
         if i < accepted and tokens[i] != x:
             return False
-    drawn = tokens[accepted]
-    if not 0 <= drawn < p.shape[1]:
+    drawn_token = tokens[accepted]
+    if not 0 <= drawn_token < p.shape[1]:
         return False
     stream = RECOVERY if accepted < drafts else 0
     logs, noise = _weights(accepted, p, q, drafts).log(), race(s, n + accepted, p.shape[1], stream)
     scores = logs - noise
     best = int(scores.argmax())
-    allowed = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn, best))
-    return math.isfinite(float(logs[drawn])) and float(scores[best] - scores[drawn]) <= allowed
+    max_error = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn_token, best))
+    return math.isfinite(float(logs[drawn_token])) and float(scores[best] - scores[drawn_token]) <= max_error
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` the draft has no probabilities."""
+    """Makes drafts near the target: about 2 of 3 are accepted. With `ngram` the draft has no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     meta = torch.device(device).type == "meta"
-    place = torch.device("cpu" if meta else device)
+    index_device = torch.device("cpu" if meta else device)
     generator = torch.Generator().manual_seed(seed)
     small = {
         "num_drafts": torch.randint(0, K + 1, (B,), generator=generator, dtype=torch.int32),
@@ -187,14 +189,15 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         logits = 2 * torch.randn(B, K + 1, V, generator=generator)
         p, q = logits.softmax(-1), (logits[:, :K] + 0.7 * torch.randn(B, K, V, generator=generator)).softmax(-1)
         tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
-        p, q = p.to(place), q.to(place)
-    inputs: Inputs = {"draft_tokens": tokens.to(place), "target_probs": p}
-    inputs |= {name: value.to(place) for name, value in small.items()}
+        p, q = p.to(index_device), q.to(index_device)
+    inputs: Inputs = {"draft_tokens": tokens.to(index_device), "target_probs": p}
+    inputs |= {name: value.to(index_device) for name, value in small.items()}
     return inputs if case.get("ngram") else inputs | {"draft_probs": q}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: an identical draft, a certain target, a wrong draft, padding, and laws that leave nothing."""
+    """Yields adversarial inputs: padding after the drafts, an identical draft, weights for which max(p - q, 0) is 0, a
+    target that is certain of one token, and a draft that is always wrong."""
     inputs = make_inputs(case, scheme, device, seed)
     unused = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
     padded = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused, -1)}
@@ -229,8 +232,8 @@ def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: a row of the target's law is read for the draw, and two probabilities for each draft.  The draft's law
-    is not counted: it is read only after a rejection, and the number of rejections is not known."""
+    """Returns the cost: per row, one distribution of the target for the draw, and two probabilities per draft. The
+    draft's distribution is not counted: it is read only after a rejection, and the number of rejections is unknown."""
     B, V = args.target_probs.shape[0], args.target_probs.shape[2]
     K = args.draft_tokens.shape[1]
     return Cost(

@@ -1,4 +1,4 @@
-"""The description of a model that all of Rooflab uses: a dense decoder of the Llama family, from its `config.json`."""
+"""Describes a model for all of Rooflab: a dense decoder of the Llama family, read from its `config.json`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ heads."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MAY_CHANGE_IT = re.compile("rope|rotary|attn|attention|scal|softcap|window|expert|multiplier")
-_READ = frozenset(
+_READ_KEYS = frozenset(
     "num_attention_heads attention_bias rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window"
     " use_sliding_window max_window_layers".split()
 )
@@ -76,7 +76,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The number of parameters of each part of a model; 0 for a tied output head."""
+    """The number of parameters in each part of a model; 0 for an output head that shares the embedding's weights."""
 
     embedding: int
     attention: int
@@ -86,13 +86,13 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """The number of all parameters."""
+        """Returns the number of all parameters."""
         return self.embedding + self.attention + self.mlp + self.norms + self.lm_head
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, a gated MLP.
+    """A dense decoder: RMSNorm before attention and MLP, rotary positions, grouped-query attention, and a gated MLP.
 
     `reference/llama.py` computes such a model.
     """
@@ -142,7 +142,7 @@ class Architecture:
             raise ValueError(f"head_dim: expected an even number, for rotation takes pairs, got {self.head_dim}")
 
     def parameters(self) -> ParameterCount:
-        """The number of parameters of each part."""
+        """Returns the number of parameters in each part of the model."""
         H, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         bias = q + 2 * kv if self.attention_bias else 0
         qk_norm = 2 * self.head_dim if self.qk_norm else 0
@@ -156,10 +156,9 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | Path, name: str | None = None) -> Architecture:
-        """Returns the model of a Hugging Face `config.json`.  `config` is the file's content, its path, or its folder.
+        """Returns the model of a Hugging Face `config.json`. `config` is the file's content, its path, or its folder.
 
-        Raises `ValueError` if the model is not a dense decoder of a known type; the message names the difference.
-        """
+        Raises `ValueError` if the model is not a dense decoder of a known type; the message names the difference."""
         if isinstance(config, str | Path):
             path = Path(config)
             config = _read(path)
@@ -219,8 +218,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str], null: bool = True) -> None:
-    """Raises `ValueError` if a field has another type than `types` says.  A field may be missing; with `null`, a field
-    may also be None."""
+    """Raises `ValueError` if a field of `content` has another type than `types` says. A field may be missing. With
+    `null`, a field may also be None.
+    """
     for kind, names in types.items():
         for name in (name for name in names.split() if name in content):
             if type(value := content[name]) not in _KINDS[kind] and not (null and value is None):
@@ -228,7 +228,7 @@ def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str],
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-    """Returns the integer `key` of a config.  Without a default the key is required; None counts as missing."""
+    """Returns the integer `key` of a config. None counts as missing; without a default, a missing key is an error."""
     value = _required(config, key) if default is None or config.get(key) is not None else default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r:.60}")
@@ -271,13 +271,13 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
             raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {activations[0]!r}")
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
-    for key in sorted(config.keys() - _READ - _IGNORED - set(_EXPERT_KEYS)):
+    for key in sorted(config.keys() - _READ_KEYS - _IGNORED - set(_EXPERT_KEYS)):
         if _MAY_CHANGE_IT.search(key) and not key.startswith("_") and config[key]:
             raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet")
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
-    """Returns a feature of the config that Rooflab's dense decoder lacks, or None."""
+    """Returns a feature of the config that Rooflab does not support, or None if there is no such feature."""
     if any((config.get(key) or 0) > 1 for key in _EXPERT_KEYS):
         return _MOE
     if config.get("kv_lora_rank"):
@@ -289,12 +289,12 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
-    """Returns the window of every layer, by the rules of transformers; None if no position is beyond the window.
+    """Returns the attention window of every layer, by the rules of transformers; None if no position is beyond the
+    window.
 
-    In Mistral the window is on all layers.  Qwen has a window only if `use_sliding_window` is set: on the layers that
-    `layer_types` names, or without `layer_types` on the layers from `max_window_layers` on.  Raises `ValueError` if
-    only some layers have a window.
-    """
+    In Mistral all layers have the window. Qwen has a window only if `use_sliding_window` is set: on the layers that
+    `layer_types` names, or without `layer_types` on the layers from `max_window_layers` on. Raises `ValueError` if only
+    some layers have a window."""
     mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
     windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
@@ -302,15 +302,15 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     window = _integer(config, "sliding_window", 4096) if windowed else None  # 4096 in transformers
     first = 0 if mistral else _integer(config, "max_window_layers", 28)
     types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
-    named = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
-    if len(named) != count:
-        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(named)}")
+    kinds = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
+    if len(kinds) != count:
+        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(kinds)}")
     lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # set(): no layers
-    if set(named) not in lawful or (mistral and named != types):
+    if set(kinds) not in lawful or (mistral and kinds != types):
         raise ValueError(f"{model_type}: {_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
         raise ValueError(f"{model_type}: sliding_window {config['sliding_window']!r} is not modelled yet")
-    return None if window is None or _SLIDING not in named or window >= config["max_position_embeddings"] else window
+    return None if window is None or _SLIDING not in kinds or window >= config["max_position_embeddings"] else window
 
 
 def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> None:
@@ -379,7 +379,7 @@ ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 
 def get_architecture(name: str) -> Architecture:
-    """Returns a preset by name (in any case), or the model of a `config.json` or folder.  Else raises `ValueError`."""
+    """Returns a preset by name, in any case, or the model of a `config.json` or folder. Else raises `ValueError`."""
     key = name.lower()
     preset = PRESETS.get(ALIASES.get(key, key))
     if preset is not None:

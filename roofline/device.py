@@ -1,8 +1,8 @@
-"""GPUs by name, with the figures of their data sheets.
+"""Lists GPUs by name, with the figures of their data sheets.
 
 Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (1,979 bf16 TFLOP/s for an H100
-SXM), but no ordinary matrix product can reach that rate. Memory sizes are the data sheet's GB, 1e9 bytes; cards report
-a few per cent more. Link rates are for one direction, half of the data sheet's figure.
+SXM), but an ordinary matrix product cannot reach that rate. Memory sizes are the data sheet's GB, 1e9 bytes; cards
+report a few per cent more. Link rates are for one direction, half of the data sheet's figure.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Device:
 
     @property
     def sfu_ops_per_s(self) -> float:
-        """Special functions per second at the boost clock."""
+        """Returns the special-function operations (exp, rsqrt, ...) per second at the boost clock."""
         return SFU_OPS_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
 
     def matrix_flops_per_clock_per_sm(self, dtype: str) -> float:
-        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they cannot multiply `dtype`."""
+        """Returns the FLOPs of one SM's tensor cores per clock. Raises `ValueError` if they cannot multiply `dtype`."""
         if dtype not in self.matrix_flops_per_s:
             raise ValueError(
                 f"dtype: expected one of {', '.join(self.matrix_flops_per_s)} ({self.name}), got {dtype!r}"
@@ -69,9 +69,9 @@ class Device:
         return self.matrix_flops_per_s[dtype] / (self.sms * self.boost_clock_hz)
 
     def ceilings(self, clock_hz: float | None = None) -> Ceilings:
-        """Returns the data sheet's ceilings, or the ceilings at `clock_hz`, with an unchanged memory rate.
+        """Returns the peak rates of the data sheet, or the peak rates at `clock_hz` with an unchanged memory rate.
 
-        `fp32` (IEEE) matrix products run at the vector rate.  Raises `ValueError` on a clock above `max_clock_hz`.
+        `fp32` (IEEE) matrix products run at the vector rate. Raises `ValueError` on a clock above `max_clock_hz`.
         """
         matrix = 1.0
         vector_flops_per_s = self.vector_flops_per_s
@@ -270,8 +270,8 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """Returns the device called `name`, in any case and also as nvidia-smi prints it.  If several devices match, also
-    returns a note."""
+    """Finds the device called `name`, in upper or lower case, and also as nvidia-smi prints it. Also returns a note if
+    several devices match."""
     if reported := identify(name):
         return reported, None
     key = "-".join(name.lower().replace("_", "-").split())
@@ -279,21 +279,21 @@ def resolve(name: str) -> tuple[Device, str | None]:
     if resolved not in DEVICES:
         raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
     device = DEVICES[resolved]
-    siblings = [other for other in DEVICES if other.startswith(f"{key}-") and other != resolved]
+    siblings = [sibling for sibling in DEVICES if sibling.startswith(f"{key}-") and sibling != resolved]
     if not siblings:
         return device, None
     return device, f"{name} is taken as {resolved} ({device.full_name}); there are also {', '.join(siblings)}"
 
 
 def get_device(name: str) -> Device:
-    """Returns the device called `name`, found as `resolve` finds it; `h100` is `h100-sxm`.  Raises `ValueError` with
-    the known devices."""
+    """Returns the device called `name`, found as in `resolve`; `h100` means `h100-sxm`. Raises `ValueError`, with a
+    list of the known devices, if none matches."""
     return resolve(name)[0]
 
 
 def identify(reported_name: str) -> Device | None:
-    """Returns the device that torch.cuda or NVML prints as `reported_name`, or the device with this `full_name`.
-    Returns None if no name matches exactly."""
+    """Returns the device that torch.cuda or NVML calls `reported_name`, or the device with this `full_name`. Returns
+    None if no name matches exactly."""
     name = " ".join(reported_name.lower().split())
     if name in _REPORTED_NAMES:
         return DEVICES[_REPORTED_NAMES[name]]

@@ -1,6 +1,6 @@
 """Computes whether a model fits on a GPU, how many sequences fit beside its weights, and the least TTFT and ITL.
 
-Everything here is arithmetic on published figures.  The results are bounds, not measurements.
+TTFT is the time to first token, ITL the inter-token latency. All results are bounds from published figures.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ PREFILL_CHUNK_TOKENS = 8192
 
 
 def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Returns the bytes of the parameters on each of `gpus` GPUs.  Each GPU holds all norms and a share of the rest.
+    """Returns the bytes of the parameters on each of `gpus` GPUs. Each GPU holds all norms and a share of the rest.
 
-    In an 8-bit model only the projections have 8 bits.
-    """
+    In an 8-bit model only the projections have 8 bits."""
     parts, item, act_item = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
     attention = parts.attention
     if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
         copies = gpus - arch.num_kv_heads
         attention += copies * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
-    split = (attention + parts.mlp) * item + (parts.embedding + parts.lm_head) * act_item
-    return ceil(split / gpus) + parts.norms * act_item
+    split_bytes = (attention + parts.mlp) * item + (parts.embedding + parts.lm_head) * act_item
+    return ceil(split_bytes / gpus) + parts.norms * act_item
 
 
 def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
@@ -52,11 +51,10 @@ def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -
 
 
 def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str = "bf16", gpus: int = 1) -> int:
-    """Returns the bytes for activations on each of `gpus` GPUs.
+    """Returns the bytes that activations need on each of `gpus` GPUs.
 
-    These are, for `tokens` tokens in one layer: the residual, the normed input, and the larger of (q, k, v, attention's
-    output) and (gate, up, their product).  The fp32 logits of `sequences` rows are added.
-    """
+    For `tokens` tokens in one layer these are the residual, the normed input, and the larger of two sets: (q, k, v,
+    attention output) or (gate, up, gate * up). The fp32 logits of `sequences` rows are added."""
     q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
     width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
     return tokens * width * ITEM_BYTES[activation_dtype(dtype)] + sequences * ceil(arch.vocab_size / gpus) * 4
@@ -64,7 +62,7 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory and least times of `batch` sequences of `context` tokens; `dataclasses.asdict` turns it into JSON."""
+    """The memory and least times of `batch` sequences of `context` tokens. `dataclasses.asdict` gives the JSON form."""
 
     model: str
     gpu: str
@@ -112,10 +110,10 @@ class Estimate:
     """The time of the same decode step from published kernel times."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the label and the value of each line of a printed table; GB = 1e9 bytes."""
+        """Returns the label and the value of each line of the printed table; GB = 1e9 bytes."""
         n = self.tensor_parallel
         per_gpu = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
-        used = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
+        used_bytes = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
         rows = [
             ("model", f"{self.model}, {self.parameters / 1e9:.3g} billion parameters in {self.weight_dtype}"),
             ("GPU", f"{n} x {self.gpu_name} ({self.gpu}), data sheet figures"),
@@ -125,7 +123,7 @@ class Estimate:
             ("activations allowed", f"{_gb(self.activation_bytes_per_gpu)} a GPU"),
             (
                 "fits",
-                f"{'yes' if self.fits else 'no'}: {_gb(used)} of {_gb(self.usable_bytes_per_gpu)} usable a GPU "
+                f"{'yes' if self.fits else 'no'}: {_gb(used_bytes)} of {_gb(self.usable_bytes_per_gpu)} usable a GPU "
                 f"({self.memory_fraction:.0%} of its memory)",
             ),
             (f"sequences of {self.context} tokens that fit", str(self.max_sequences)),
@@ -151,7 +149,7 @@ class Estimate:
         return rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
-        """Returns rows that name the sources of the published times, and the ops that have no published time."""
+        """Returns table rows that name the sources of published times, and the ops without a published time."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
@@ -167,7 +165,7 @@ class Estimate:
 
 
 class _Need(NamedTuple):
-    """The bytes that a model with `batch` sequences of `context` tokens needs on each GPU."""
+    """Computes the bytes that a model needs on each GPU for `batch` sequences of `context` tokens."""
 
     arch: Architecture
     weight_dtype: str
@@ -189,9 +187,9 @@ class _Need(NamedTuple):
         return self.without_cache(gpus) + self.cache(gpus)
 
     def most_sequences(self, gpus: int, usable: float) -> int:
-        each = self.cache(gpus)
+        batch_bytes = self.cache(gpus)
         return bisect_right(
-            range(1, 1 << 40), usable, key=lambda n: self.without_cache(gpus, n) + n * each // self.batch
+            range(1, 1 << 40), usable, key=lambda n: self.without_cache(gpus, n) + n * batch_bytes // self.batch
         )
 
 
@@ -208,11 +206,10 @@ def estimate(
 ) -> Estimate:
     """Returns the memory and the least TTFT and ITL of `batch` sequences of `context` tokens on one node of `device`.
 
-    TTFT is the time of the prefill of one sequence of `prompt` (default: `context`) tokens; ITL is the time of a decode
-    step at `context`. Without `tensor_parallel` the estimate takes the least number of GPUs that holds the batch.
-    Raises `ValueError` on a length out of the model's range, a dtype that is unknown or has no matrix rate, or an
-    impossible number of GPUs.
-    """
+    TTFT (time to first token) is the prefill time of one sequence of `prompt` (default: `context`) tokens. ITL
+    (inter-token latency) is the time of a decode step at `context`. Without `tensor_parallel`, the estimate takes the
+    least number of GPUs that holds the batch. Raises `ValueError` on a length out of the model's range, a dtype that is
+    unknown or has no matrix rate, or an impossible number of GPUs."""
     prompt = context if prompt is None else prompt
     requested = 1 if tensor_parallel is None else tensor_parallel
     check_arguments(architecture, weight_dtype, kv_dtype, requested, batch=batch, context=context, prompt=prompt)
@@ -221,8 +218,8 @@ def estimate(
     usable = device.hbm_bytes * memory_fraction
     need = _Need(architecture, weight_dtype, kv_dtype, batch, context, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
     counts = gpu_counts(architecture)
-    needed = next((n for n in counts if need.whole(n) <= usable), None)
-    gpus = tensor_parallel or needed or counts[-1]
+    min_gpus = next((n for n in counts if need.whole(n) <= usable), None)
+    gpus = tensor_parallel or min_gpus or counts[-1]
     joined, dtypes = link(device, gpus), (weight_dtype, kv_dtype)
 
     def least(kind: Kind, batch: int, context: int, rows: int) -> StepBound:
@@ -246,7 +243,7 @@ def estimate(
         memory_fraction=memory_fraction,
         usable_bytes_per_gpu=usable,
         gpus_for_weights=next((n for n in counts if need.without_cache(n, 1) <= usable), None),
-        gpus_needed=needed,
+        gpus_needed=min_gpus,
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
         kv_bytes_per_gpu=need.cache(gpus),
@@ -271,10 +268,10 @@ def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: 
 
 
 def _parts(step: StepTime) -> str:
-    """Describes the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
+    """Formats the times of the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
     parts = step.parts_ms()
-    rest = parts.pop("rest", 0.0)
-    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in parts.items()), f"the rest at least {_ms(rest)}"])
+    rest_ms = parts.pop("rest", 0.0)
+    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in parts.items()), f"the rest at least {_ms(rest_ms)}"])
 
 
 def _gb(count: float) -> str:

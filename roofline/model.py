@@ -1,4 +1,4 @@
-"""The roofline model: the cost of a piece of work, and the least time that a device needs for this work.
+"""The roofline model: the cost of some work, and the least time that a device needs for this work.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.
@@ -16,7 +16,7 @@ CeilingKind = Literal["datasheet", "measured", "at_clock"]
 
 
 def _check_amounts(**amounts: object) -> None:
-    """Raises `ValueError` on an amount of work that is NaN, infinite or negative."""
+    """Raises `ValueError` if an amount of work is NaN, infinite or negative."""
     for name, value in amounts.items():
         if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
             raise ValueError(f"{name}: expected a finite number from 0 on, got {value}")
@@ -24,10 +24,9 @@ def _check_amounts(**amounts: object) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """The least work that an op needs for given inputs, whatever kernel computes the op.
+    """The least work that an op needs for given inputs, independent of the kernel.
 
-    Every input byte is read once and every output byte written once; nothing is recomputed.
-    """
+    Every input byte is read once, and every output byte is written once. Nothing is computed twice."""
 
     read_bytes: float
     """The bytes that must come from HBM."""
@@ -48,17 +47,17 @@ class Cost:
 
     @property
     def bytes(self) -> float:
-        """Returns the HBM bytes in both directions."""
+        """Returns the bytes read from HBM plus the bytes written to HBM."""
         return self.read_bytes + self.write_bytes
 
     @property
     def flops(self) -> float:
-        """Returns all FLOPs, of tensor cores and of vector units; `sfu_ops` are not FLOPs."""
+        """Returns the FLOPs of tensor cores plus the FLOPs of vector units. `sfu_ops` are not FLOPs."""
         return sum(self.tensor_flops.values()) + self.vector_flops
 
     @property
     def intensity(self) -> float:
-        """Returns the FLOPs per HBM byte."""
+        """Returns the arithmetic intensity: FLOPs per HBM byte."""
         return self.flops / self.bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -77,7 +76,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that one kernel moves through HBM, and the number of launches of the kernel."""
+    """The bytes that one kernel moves through HBM, and the number of its launches."""
 
     read_bytes: float
     write_bytes: float
@@ -91,13 +90,13 @@ class Traffic:
 
     @property
     def bytes(self) -> float:
-        """Returns the HBM bytes in both directions."""
+        """Returns the bytes read from HBM plus the bytes written to HBM."""
         return self.read_bytes + self.write_bytes
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The rates that one device can reach, all of the same kind: no bound mixes rates of two kinds."""
+    """The peak rates of one device, all of one kind (data sheet, measured, at a clock). A bound uses one kind only."""
 
     device: str
     kind: CeilingKind
@@ -120,7 +119,7 @@ class Ceilings:
     """Why the rates are NOISY, and so may be too low; empty if nothing else ran during their measurement."""
 
     def matrix_rate(self, dtype: str) -> float:
-        """Returns the FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""
+        """Returns the FLOP/s of matrix products of `dtype`. Raises `ValueError` if the device has no such rate."""
         if dtype not in self.tensor_flops_per_s:
             raise ValueError(
                 f"dtype: {self.device} has no {self.kind} matrix rate for {dtype!r}; "
@@ -129,11 +128,11 @@ class Ceilings:
         return self.tensor_flops_per_s[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """Returns the FLOPs per byte at which the matrix roof of `dtype` meets the bandwidth roof."""
+        """Returns the intensity (FLOP/byte) at which the compute roof of `dtype` meets the bandwidth roof."""
         return self.matrix_rate(dtype) / self.hbm_bytes_per_s
 
     def attainable_flops_per_s(self, intensity: float, dtype: str) -> float:
-        """Returns the FLOP/s of the roof at `intensity` FLOP/byte."""
+        """Returns the FLOP/s that the roofline of `dtype` allows at `intensity` FLOP/byte."""
         return min(self.matrix_rate(dtype), intensity * self.hbm_bytes_per_s)
 
 
@@ -142,7 +141,7 @@ Limiter = Literal["memory", "tensor", "vector", "sfu", "launch"]
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time that a device needs for a cost, and the part of the cost that sets this time."""
+    """The least time that a device needs for some work, and the resource that limits this time."""
 
     seconds: float
     limiter: Limiter
@@ -150,12 +149,12 @@ class Bound:
     """The seconds of each part alone.  The model assumes that all parts overlap, so the largest part is the bound."""
 
     def fraction(self, measured_s: float) -> float:
-        """Returns bound / measured time.  1.0 is at the roof; above 1.0 the time or the cost is wrong."""
+        """Returns bound / measured time. At 1.0 the kernel is at the roof. Above 1.0 the time or the cost is wrong."""
         return self.seconds / measured_s
 
 
 def bound(cost: Cost, ceilings: Ceilings) -> Bound:
-    """Returns the least time of `cost` under `ceilings`.  Raises `ValueError` on a dtype without a matrix rate."""
+    """Returns the least time of `cost` at the rates of `ceilings`. Raises `ValueError` on a dtype without a rate."""
     parts: dict[Limiter, float] = {
         "memory": cost.bytes / ceilings.hbm_bytes_per_s,
         "tensor": sum(flops / ceilings.matrix_rate(dtype) for dtype, flops in cost.tensor_flops.items()),

@@ -1,4 +1,4 @@
-"""Names of kernels, cases and tests are data and may hold any character; an output shows or refuses a name."""
+"""Checks and escapes the names of kernels, cases and tests. Such a name is data and may hold any character."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Returns `text` with an escape such as `\\x1b` for each invisible character, except those in `keep`."""
+    r"""Returns `text` with each invisible character replaced by an escape such as `\x1b`. Characters in `keep` stay."""
     if text.isprintable():
         return text
-    hidden = {each for each in text if category(each) in _HIDDEN or bidirectional(each) in _TURNS} - set(keep)
-    return text.translate({ord(each): each.encode("unicode_escape").decode() for each in hidden})
+    hidden = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _TURNS} - set(keep)
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
 
 
 def check_name(argument: str, name: str) -> None:
-    """Raises `ValueError` on a name that a table cannot show: an empty or blank name, or an invisible character."""
+    """Raises `ValueError` if a table cannot show the name: it is empty or blank, or has an invisible character."""
     if not name.strip() or not name.isprintable():
         raise ValueError(f"{argument}: expected a name of characters that can be seen, got {name!r}")
 
@@ -30,15 +30,15 @@ def check_name(argument: str, name: str) -> None:
 def values_by_name(
     texts: Iterable[str], expected: str, read: Callable[[str, str], Value], sign: str = "="
 ) -> dict[str, Value]:
-    """Reads `NAME=VALUE` texts into a mapping from each name to `read(name, value)`.
+    """Parses texts of the form `NAME=VALUE` into a dict from each name to `read(name, value)`.
 
-    Raises `ValueError` with `expected` if a text has another form, if a name comes twice, or if `read` raises.
+    Raises `ValueError` with the text `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """
     values: dict[str, Value] = {}
     for text in texts:
-        name, between, value = text.strip().partition(sign)
+        name, separator, value = text.strip().partition(sign)
         try:
-            if not (name and between and value) or name in values:
+            if not (name and separator and value) or name in values:
                 raise ValueError
             values[name] = read(name, value)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Writes numbers for a reader, with few digits and a unit, and knows the units at the end of the names of metrics."""
+"""Formats numbers for a reader, with few digits and a unit. The unit of a metric comes from the end of its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Writes `count` significant digits, with zeros, and all digits before the point; no exponent from 1e-4 to 1e7."""
+    """Formats `value` with `count` or more significant digits, zeros included; no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -20,21 +20,21 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def whole(value: float) -> str:
-    """Writes a whole number without a point, and any other number with four digits."""
+    """Formats an integer value without a decimal point, and any other number with four digits."""
     return f"{value:,.0f}" if isfinite(value) and value == int(value) and abs(value) < 1e7 else digits(value, 4)
 
 
 def percent(value: float, signed: bool = False) -> str:
-    """Writes `0.031` as `3.1%`: three digits below ten percent, otherwise at most one digit after the point."""
+    """Formats `0.031` as `3.1%`: with one digit after the decimal point, or without one if the value is 10 or more."""
     if not isfinite(value):
         return digits(value)
     sign = "+" if signed and value > 0 else ""
-    shown = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
-    return f"{sign}{'0.0' if shown == '-0.0' else shown}%"
+    number = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
+    return f"{sign}{'0.0' if number == '-0.0' else number}%"
 
 
 def si(value: float) -> str:
-    """Writes three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`; all digits above `999 E`."""
+    """Formats a number with three digits and an SI prefix: `989 T`, `3.35 T`; above `999 E` with all digits."""
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
             return f"{three_digits(value / scale)} {prefix}"
@@ -42,23 +42,22 @@ def si(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Writes three digits without zeros at the end, but all digits before the point and no exponent: `0.188`,
-    `2,276`."""
+    """Formats a number with three digits and no trailing zeros, or with all digits of a large one: `0.188`, `2,276`."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def times(value: float) -> str:
-    """Writes a ratio, such as `1.25×`."""
+    """Formats a ratio with a multiplication sign, such as `1.25×`."""
     return f"{digits(value)}×"
 
 
 def counted(count: int, noun: str) -> str:
-    """Writes a count and its noun: `1 check`, `2 checks`, `1,000 checks`."""
+    """Formats a count with its noun: `1 check`, `2 checks`, `1,000 checks`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def change(ratio: float | None) -> str:
-    """Writes 0.031 as `+3.1%`, a factor of ten or more as `24x`, and None, NaN or infinity as an empty text."""
+    """Formats a relative change: 0.031 as `+3.1%`, tenfold or more as `24x`, and None, NaN or infinity as no text."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -90,18 +89,18 @@ _INITIALS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def time_unit(latencies_ms: Sequence[float]) -> str:
-    """Returns the unit of a table's times: `us` if the median is below a millisecond, otherwise `ms`."""
-    ordered = sorted(latencies_ms)
-    return "us" if ordered and ordered[len(ordered) // 2] < 1.0 else "ms"
+    """Returns the time unit of a table: `us` if the median latency is below a millisecond, otherwise `ms`."""
+    sorted_ms = sorted(latencies_ms)
+    return "us" if sorted_ms and sorted_ms[len(sorted_ms) // 2] < 1.0 else "ms"
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """Writes a time with four digits, because four digits show a difference of 0.1% between two kernels."""
+    """Formats a time in `unit` (`us` or `ms`) with four digits, which show a difference of 0.1% between two kernels."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 
 def metric_unit(name: str) -> tuple[str, str]:
-    """Splits a metric's name into the name without its unit, and the unit: `itl_p50_ms` is (`itl_p50`, `ms`)."""
+    """Splits the name of a metric into the name without unit, and the unit: `itl_p50_ms` gives (`itl_p50`, `ms`)."""
     for suffix, unit in _SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), unit
@@ -109,14 +108,14 @@ def metric_unit(name: str) -> tuple[str, str]:
 
 
 def metric_label(name: str) -> str:
-    """Writes the label of a metric: `itl_p50_ms` is `ITL p50 (ms)`."""
+    """Returns the label of a metric for readers: `itl_p50_ms` gives `ITL p50 (ms)`."""
     stem, unit = metric_unit(name)
     label = " ".join(_INITIALS.get(word, word) for word in stem.split("_"))
     return f"{label} ({unit})" if unit and unit not in _PREFIXED else label
 
 
 def metric_text(name: str, value: float) -> str:
-    """Writes a metric's value, with the unit if the unit has a prefix (`3.91 TB/s`); else the label has the unit."""
+    """Formats the value of a metric. A unit with an SI prefix is added (`3.91 TB/s`); the label has any other unit."""
     unit = metric_unit(name)[1]
     if unit in _PREFIXED and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"
@@ -126,7 +125,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 def plain_value(value: Any) -> str:
-    """Writes any JSON value in one line; lists are joined, objects become `key value`, and numbers have few digits."""
+    """Formats any JSON value in one line: lists are joined, objects become `key value`, and numbers get few digits."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,9 +1,9 @@
-"""The number of CTAs that an SM holds at once, the limiting resource, and how a grid fills the GPU: waves and tail.
+"""Computes how many CTAs an SM holds at once, which resource limits this number, and in how many waves a grid runs.
 
 Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
-each capability.  The allocation rules are the rules of NVIDIA's occupancy calculator: registers are allocated by warp,
-in four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
-compiles that calculator and compares.
+each capability. The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
+four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA. `tests/predict/test_occupancy.py` compiles
+NVIDIA's calculator and compares the results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SMALL = _LARGE[:6]
 
 @dataclass(frozen=True)
 class SmLimits:
-    """The limits of one SM of a compute capability."""
+    """The limits of one SM, for one compute capability."""
 
     warps: int
     ctas: int
@@ -45,16 +45,16 @@ class SmLimits:
 
     @property
     def shared_bytes(self) -> int:
-        """Returns the most bytes of shared memory that all CTAs on the SM have together, with the driver's part."""
+        """Returns the largest shared-memory size of one SM in bytes, including the driver's part."""
         return self.carveouts_kib[-1] * _KIB
 
     @property
     def shared_bytes_per_cta(self) -> int:
-        """Returns the most bytes of shared memory that one CTA can have."""
+        """Returns the most bytes of shared memory that one CTA can use."""
         return self.shared_bytes - SHARED_RESERVED
 
     def carveout(self, wanted_bytes: int) -> int | None:
-        """Returns the least shared-memory size that holds `wanted_bytes`, or None if no size is large enough."""
+        """Returns the smallest shared-memory size that holds `wanted_bytes`, or None if no size is large enough."""
         return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
 
 
@@ -74,7 +74,7 @@ HOPPER = SM_LIMITS[9, 0]
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of CTAs of one kernel that an SM holds, and what limits it."""
+    """The number of CTAs of one kernel that an SM holds at once, and the resource that limits this number."""
 
     ctas_per_sm: int
     """The number of CTAs that an SM holds at once; 0 if not even one CTA fits."""
@@ -90,7 +90,7 @@ class Occupancy:
 
 
 def limits_of(device: Device | tuple[int, int]) -> SmLimits:
-    """Returns an SM's limits by GPU or by compute capability, such as `(9, 0)`.  Raises `ValueError` if unknown."""
+    """Returns an SM's limits, for a GPU or a compute capability such as `(9, 0)`. Raises `ValueError` if unknown."""
     capability = device.compute_capability if isinstance(device, Device) else device
     if capability not in SM_LIMITS:
         choices = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
@@ -99,34 +99,33 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
 
 
 def occupancy(device: Device | tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Counts the CTAs that one SM holds.  A CTA has `threads` threads of `registers` registers, and `shared_bytes` of
-    static plus dynamic shared memory.
+    """Computes how many CTAs one SM holds at once. A CTA has `threads` threads with `registers` registers each, and
+    `shared_bytes` of static plus dynamic shared memory.
 
-    Shared memory has its largest size, which is the driver's default.  `ctas_per_sm` is 0 if a CTA needs more registers
-    or shared memory than an SM has.  Raises `ValueError` on figures that no CTA can have.
-    """
-    for name, value, most in (
+    The SM has its largest shared-memory setting, which is the driver's default. `ctas_per_sm` is 0 if one CTA needs
+    more registers or shared memory than an SM has. Raises `ValueError` on values that no CTA can have."""
+    for name, value, limit in (
         ("threads", threads, MAX_THREADS_PER_CTA),
         ("registers", registers, MAX_REGISTERS_PER_THREAD),
     ):
-        if not 1 <= value <= most:
-            raise ValueError(f"{name}: expected 1 to {most}, got {value}")
+        if not 1 <= value <= limit:
+            raise ValueError(f"{name}: expected 1 to {limit}, got {value}")
     if shared_bytes < 0:
         raise ValueError(f"shared_bytes: expected at least 0, got {shared_bytes}")
     limits = limits_of(device)
     warps = _round_up(threads, WARP) // WARP
     shared = _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT)
-    allowed: dict[Resource, int] = {
+    cta_limits: dict[Resource, int] = {
         "warps": limits.warps // warps,
         "CTA slots": limits.ctas,
         "registers": _by_registers(limits, warps, registers),
         "shared memory": limits.shared_bytes // shared,
     }
-    limiter = min(allowed, key=lambda resource: allowed[resource])
-    ctas = allowed[limiter]
+    limiter = min(cta_limits, key=lambda resource: cta_limits[resource])
+    ctas = cta_limits[limiter]
     carveout = limits.carveout(ctas * shared)
     assert carveout is not None, "the CTAs were counted against the largest setting"
-    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, allowed, carveout)
+    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, cta_limits, carveout)
 
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
@@ -139,7 +138,7 @@ def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
 
 @dataclass(frozen=True)
 class Waves:
-    """The waves in which a grid fills a GPU, if all CTAs take the same time."""
+    """The waves in which the CTAs of a grid run on a GPU, if all CTAs take the same time."""
 
     waves: float
     """The number of waves: the CTAs of the grid, divided by the CTAs that run at once."""
@@ -156,18 +155,18 @@ class Waves:
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
-    """Returns the waves of `ctas` CTAs on `sms` SMs of `ctas_per_sm` CTAs.  Raises `ValueError` on a number below 1."""
+    """Returns the waves of `ctas` CTAs if each of `sms` SMs holds `ctas_per_sm`. Raises `ValueError` on values < 1."""
     for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
-    places = ctas_per_sm * sms
-    full, tail = divmod(ctas, places)
+    cta_slots = ctas_per_sm * sms
+    full, tail = divmod(ctas, cta_slots)
     busiest = _round_up(ctas, sms) // sms
     return Waves(
-        waves=ctas / places,
+        waves=ctas / cta_slots,
         full=full,
         tail_ctas=tail,
-        efficiency=ctas / (places * (full + (tail > 0))),
+        efficiency=ctas / (cta_slots * (full + (tail > 0))),
         busiest_sm_ctas=busiest,
         balance=ctas / (sms * busiest),
     )

@@ -1,10 +1,10 @@
-"""Roofline figures: FLOP/s against intensity, and for pure data movement the used fraction of the bandwidth.
+"""Draws roofline figures: FLOP/s against intensity, and for pure data movement the used fraction of the bandwidth.
 
 The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
 FLOPs per byte of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and
 a list beside it names the kernels, because thirty names in a panel are unreadable. A kernel without FLOPs (`embedding`,
-`kv_cache_write`) has no intensity; a second panel shows its share of the bandwidth roof. A kernel that was not timed is
-a grey cross on its roof, at the highest rate that the roof allows. A time that others published is a star.
+`kv_cache_write`) has no intensity; a second panel shows its fraction of the bandwidth roof. A kernel without a measured
+time is a grey cross on its roof, at the highest rate that the roof allows. A time that others published is a star.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rooflab.roofline.plot_list import (
     GREY,
     INK,
     ROW_IN,
-    WIDTH_IN,
+    WIDTH_INCHES,
     Numbered,
     Roofs,
     draw_list,
@@ -56,31 +56,30 @@ from rooflab.roofline.points import (
 
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D", "benchmark": "^"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
-_DPI, _BAR_IN = 150, 0.2
+_DPI, _BAR_INCHES = 150, 0.2
 _PALE = 0.4
 """The opacity of a NOISY point."""
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
-_LEFT, _SPAN = 0.055, 0.575
+_MARGIN, _SPAN = 0.055, 0.575
 _NAMES = 0.44
 """The largest width of a roof's name, as a fraction of the plane: the lowest roof's corner is farther to the right."""
-own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
+with_own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """A decorator for drawing functions: it suspends the user's settings of matplotlib (`text.usetex`, a dark page)."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
 
 
-@own_settings
+@with_own_settings
 @_plain_texts
 def roofline_figure(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> Figure:
-    """Draws the most important `points` (`points.that_matter`) under `ceilings` of one or more kinds.  The ceilings
-    belong to one device, or to several devices if each point names its device.
+    """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`, of one or more kinds.
 
-    Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. With `fixed_axes`,
-    the roofs of all dtypes decide the frame, so all figures of a device have the same frame; a point outside widens the
-    frame by whole decades. Raises `ValueError` without points or ceilings, on a point without a device if the ceilings
-    belong to several devices, or on a point whose dtype has no rate.
-    """
+    The ceilings belong to one device. They may belong to several devices if each point names its device. Points without
+    a time lie on the measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes
+    determine the axis limits, so all figures of a device have the same axes. A point outside them extends the axes by
+    whole decades. Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if
+    there are several devices and a point names none."""
     if not points:
         raise ValueError("points: expected at least one, got none")
     names = {ceiling.device for ceiling in ceilings}
@@ -94,22 +93,22 @@ def roofline_figure(
     computing = [(number, point) for number, point in rows if point.flops > 0]
     moving = [(number, point) for number, point in rows if point.flops == 0]
 
-    bars_in = _BAR_IN * (len(moving) + 1) if moving else 0.0
+    bars_inches = _BAR_INCHES * (len(moving) + 1) if moving else 0.0
     works = {point.work for _, point in rows}
-    list_in = ROW_IN * (len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
-    height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
-    figure = Figure(figsize=(WIDTH_IN, height), dpi=_DPI, facecolor="white")
+    list_inches = ROW_IN * (len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
+    height = max((7.2 if computing else 0.0) + bars_inches + 1.1, list_inches + 0.6)
+    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
-    write_text(figure, _LEFT, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _LEFT, **head)
+    write_text(figure, _MARGIN, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _MARGIN, **head)
     foot = 0.55
-    bars_in = bars_in if computing else height - 1.1
+    bars_inches = bars_inches if computing else height - 1.1
     if computing:
-        bottom = foot + (bars_in + 0.75 if moving else 0.0)
-        axes = figure.add_axes((_LEFT, bottom / height, _SPAN, (height - 0.5 - bottom) / height))
+        bottom = foot + (bars_inches + 0.75 if moving else 0.0)
+        axes = figure.add_axes((_MARGIN, bottom / height, _SPAN, (height - 0.5 - bottom) / height))
         _draw_plane(axes, computing, roofs, colours, fixed_axes)
     if moving:
-        bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
+        bars = figure.add_axes((_MARGIN, foot / height, _SPAN, bars_inches / height))
         _draw_movement(bars, moving, roofs, colours)
     draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
@@ -118,11 +117,11 @@ def roofline_figure(
     return figure
 
 
-@own_settings
+@with_own_settings
 def roofline_files(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> dict[str, bytes]:
-    """Returns the contents of an SVG and of a PNG file, by suffix.  Raises `ValueError` as `roofline_figure` does."""
+    """Returns the bytes of an SVG and of a PNG file, by suffix. Raises `ValueError` as `roofline_figure` does."""
     figure = roofline_figure(points, ceilings, title, fixed_axes)
     svg, png = BytesIO(), BytesIO()
     # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
@@ -135,28 +134,28 @@ def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
     """Returns the left, bottom, right and top limits of the axes."""
-    (low, below), (high, above) = (tuple(map(of, zip(*places, strict=True))) for of in (min, max))
+    (min_x, min_y), (max_x, max_y) = (tuple(map(reduce, zip(*places, strict=True))) for reduce in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    several = len({ceiling.device for ceiling in ceilings}) > 1
+    many_devices = len({ceiling.device for ceiling in ceilings}) > 1
     corner = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # room for their legend
+    right, top = max(max_x, ridge) * 4, max(*peaks, max_y) * (60 if many_devices else 4)  # room for their legend
     if fixed:
-        right, top = (10.0 ** ceil(log10(most)) for most in (max(high, ridge * 30), max(above, max(peaks) * 2)))
-    before = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
+        right, top = (10.0 ** ceil(log10(limit)) for limit in (max(max_x, ridge * 30), max(max_y, max(peaks) * 2)))
+    name_x = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
     if not fixed:
-        return min(low / 2.5, ridge / 12.5, before), min(below, *peaks) / 2.5, right, top
-    left, bottom = (10.0 ** floor(log10(least)) for least in (min(low, before), min(below, min(peaks) / 100)))
+        return min(min_x / 2.5, ridge / 12.5, name_x), min(min_y, *peaks) / 2.5, right, top
+    left, bottom = (10.0 ** floor(log10(bound)) for bound in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
     return left, bottom, right, top
 
 
 def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
-    seen = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
-    dtypes = {device: [dtype for of, dtype in seen if of == device] for device in roofs.colours}
+    roof_keys = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
+    dtypes = {device: [dtype for roof_device, dtype in roof_keys if roof_device == device] for device in roofs.colours}
     peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes[ceiling.device]]
-    places = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
-    left, bottom, right, top = _frame(places, roofs.ceilings, peaks, fixed_axes)
+    positions = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
+    left, bottom, right, top = _frame(positions, roofs.ceilings, peaks, fixed_axes)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     axes.set_xlabel("FLOP per byte that the kernel moves")
     axes.set_ylabel("FLOP/s")
@@ -168,26 +167,26 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    texts, slanted = _draw_roofs(axes, roofs, dtypes, places)
+    texts, slanted = _draw_roofs(axes, roofs, dtypes, positions)
     for naive, end in arrows([point for _, point in points]):
         tail, tip = ((point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, end))
         arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, end, colours[end.op])}
         axes.annotate("", xy=tip, xytext=tail, arrowprops=arrow, zorder=3)
-    for (_, point), (x, y) in zip(points, places, strict=True):
+    for (_, point), (x, y) in zip(points, positions, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
-    drawn = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
+    handler_map = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
     handles = _legend_handles(points, roofs)
     axes.figure.canvas.draw()  # fixes the sizes of the texts, because neither the legend nor a number may cover them
-    named = [*map(_box, texts), *slanted]
-    spots = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(places) * 72 / _DPI]
+    name_boxes = [*map(_box, texts), *slanted]
+    spots = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(positions) * 72 / _DPI]
     legends: list[tuple[int, Any]] = []
     for corner in ("upper left", "lower right", "upper right", "lower left"):
-        legend = axes.legend(handles=handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=drawn)
-        legends.append((sum(overlap(_box(legend), box) for box in (*named, *spots)), legend))
+        legend = axes.legend(handles=handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=handler_map)
+        legends.append((sum(overlap(_box(legend), box) for box in (*name_boxes, *spots)), legend))
         if not legends[-1][0]:
             break
     axes.legend_ = min(legends, key=lambda legend: legend[0])[1]
-    _draw_numbers(axes, points, places, [*named, _box(axes.legend_)], colours)
+    _draw_numbers(axes, points, positions, [*name_boxes, _box(axes.legend_)], colours)
 
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
@@ -197,18 +196,17 @@ def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """Draws the arrow of a legend, as wide as the legend's handle."""
-    ends = (0, height / 2), (width, height / 2)
-    return FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
+    """Draws the sample arrow in the legend, as wide as the space for a sample."""
+    end_points = (0, height / 2), (width, height / 2)
+    return FancyArrowPatch(*end_points, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
 
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's bandwidth diagonals and flat roofs.  Their names are above the diagonal, where no kernel
-    lies.
+    """Draws each device's sloped bandwidth roofs and flat roofs. Their names are above the slope, where no kernel lies.
 
-    Returns the texts of the flat roofs, and small boxes along slanted texts, because a whole box would cover kernels.
+    Returns the texts of the flat roofs, and small boxes along sloped texts, because one large box would cover kernels.
     """
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
@@ -216,8 +214,8 @@ def _draw_roofs(
         if not dtypes[device]:  # none of its kernels computes
             continue
         ceilings = [ceiling for ceiling in roofs.ceilings if ceiling.device == device]
-        ordered, names = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
-        for ceiling in ordered:
+        sorted_ceilings, names = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
+        for ceiling in sorted_ceilings:
             line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
             rate = ceiling.hbm_bytes_per_s
             rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
@@ -225,16 +223,16 @@ def _draw_roofs(
             axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
             for height in flat:
                 axes.plot([height / rate, right], [height] * 2, **line)
-                of = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == height)
-                names.append((height, f"{of} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
+                dtype_names = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == height)
+                names.append((height, f"{dtype_names} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
         lowest = 0.0
         for height, name in sorted(names):
-            corner = (height / ordered[0].hbm_bytes_per_s, height)
+            corner = (height / sorted_ceilings[0].hbm_bytes_per_s, height)
             y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
             lowest = max(lowest + 9.5, y)  # at least one line of text between two names
             texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
-        name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in ordered)
-        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text)
+        name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in sorted_ceilings)
+        boxes += _write_along(axes, sorted_ceilings[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text)
     return texts, boxes
 
 
@@ -246,8 +244,8 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` above the diagonal of `rate`, where it covers no marker at `places` and no text in `names`.
-    Returns boxes along the text."""
+    """Writes `name` along the sloped roof of `rate`, where it covers as few markers at `places` and texts in `names` as
+    possible. Returns boxes along the text."""
     foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -278,7 +276,7 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
 
 
 def _box(artist: Any) -> Box:
-    """Returns the box of `artist` in points, for `place_labels`."""
+    """Returns the bounding box of a drawn object in typographic points, as `place_labels` needs it."""
     x0, y0, x1, y1 = (float(pixels) * 72 / _DPI for pixels in artist.get_window_extent().extents)
     return x0, y0, x1, y1
 
@@ -294,10 +292,10 @@ def _draw_numbers(
     sizes = [(2.4 * len(str(number)) + 0.6, 3.6) for number, _ in points]
     offsets = place_labels(spots, sizes, _box(axes), occupied)
     line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
-    for (number, point), place, offset in zip(points, places, offsets, strict=True):
+    for (number, point), position, offset in zip(points, places, offsets, strict=True):
         axes.annotate(
             str(number),
-            place,
+            position,
             offset,
             textcoords="offset points",
             ha="center",
@@ -312,8 +310,8 @@ def _draw_numbers(
 
 
 def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowPatch]:
-    shown = [point for _, point in points]
-    timed = [point for point in shown if point.seconds is not None]
+    shown_points = [point for _, point in points]
+    timed = [point for point in shown_points if point.seconds is not None]
     dot: dict[str, Any] = {"linestyle": "none", "color": INK, "markersize": 6}
     handles: list[Line2D | FancyArrowPatch] = [
         Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
@@ -327,27 +325,27 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
     for basis, fill, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
         if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed):
             handles.append(Line2D([], [], marker="o", label=f"{fill}: bytes {basis}", markerfacecolor=face, **dot))
-    if len(timed) < len(shown):
+    if len(timed) < len(shown_points):
         grey: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
-    if pairs := arrows(shown):
-        style = _arrow(*pairs[0], INK)
+    if arrow_ends := arrows(shown_points):
+        style = _arrow(*arrow_ends[0], INK)
         handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **style))
     for device, letter in roofs.letters.items():
         if letter:
             handles.append(Line2D([], [], color=roofs.colours[device], linewidth=3, label=f"{letter}: {device}"))
-    for kind, noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in roofs.ceilings):
-        label = f"ceiling, {KINDS[kind]}{', NOISY' if noisy else ''}"
+    for kind, is_noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in roofs.ceilings):
+        label = f"ceiling, {KINDS[kind]}{', NOISY' if is_noisy else ''}"
         handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=label))
     return handles
 
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Draws a row for each kernel without FLOPs: its traffic per second as a fraction of its roof's bandwidth."""
-    fractions, over = [], {}
+    """Draws a bar for each kernel without FLOPs: the fraction of its roof's bandwidth that it reaches."""
+    fractions, roof_by_device = [], {}
     for row, (_, point) in enumerate(points):
         roof = roofs.of(point)
-        over[roof.device] = roof
+        roof_by_device[roof.device] = roof
         fraction = 1.0
         if point.seconds is not None:
             fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
@@ -355,8 +353,8 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
         _draw_marker(axes, point, fraction, row, colours[point.op])
         fractions.append(fraction)
     for ceiling in roofs.ceilings:
-        if ceiling.device in over:
-            ratio = ceiling.hbm_bytes_per_s / over[ceiling.device].hbm_bytes_per_s
+        if ceiling.device in roof_by_device:
+            ratio = ceiling.hbm_bytes_per_s / roof_by_device[ceiling.device].hbm_bytes_per_s
             fractions.append(ratio)
             style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
             axes.axvline(ratio, linewidth=1.2, zorder=2, **style)
@@ -368,5 +366,5 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
         tick.set_color(colours[point.op])
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    names = " and ".join(f"{si(roof.hbm_bytes_per_s)}B/s ({roofs.name(roof)})" for roof in over.values())
+    names = " and ".join(f"{si(roof.hbm_bytes_per_s)}B/s ({roofs.name(roof)})" for roof in roof_by_device.values())
     axes.set_xlabel(f"no FLOPs: bytes moved per second, over {names}")

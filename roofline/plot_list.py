@@ -1,4 +1,4 @@
-"""The list beside a roofline figure: number, kernel, intensity, rate and fraction of the bound of each point."""
+"""Draws the list beside a roofline figure: number, kernel, intensity, rate and fraction of the bound of each point."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rooflab.roofline.points import KINDS, Point, plotted_flops_per_s
 
 COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
 GREY, INK = "#8a8a8a", "#444444"
-WIDTH_IN, ROW_IN = 14.0, 0.165
+WIDTH_INCHES, ROW_IN = 14.0, 0.165
 # Left or right edge of each column of the list, as a fraction of the figure's width.
 COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
-CASE_AT, NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
+CASE_OFFSET, NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
 READABLE = 500  # characters in the figure's width; more would be smaller than 4 points
 CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
 
@@ -25,44 +25,44 @@ Numbered = Sequence[tuple[int, Point]]
 
 
 class Roofs:
-    """The ceilings of a figure.  If there are several devices, each has a letter and a colour."""
+    """The ceilings (peak rates) of a figure. If there are several devices, each device has a letter and a colour."""
 
     def __init__(self, ceilings: Sequence[Ceilings]):
         self.ceilings = ceilings
         devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
-        several = len(devices) > 1
-        self.letters = {device: chr(ord("A") + place) if several else "" for place, device in enumerate(devices)}
+        many_devices = len(devices) > 1
+        self.letters = {device: chr(ord("A") + index) if many_devices else "" for index, device in enumerate(devices)}
         lines = ["black", *COLOURS[7:], *COLOURS[:7]]
-        self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
+        self.colours = {device: lines[index % len(lines)] for index, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
-        """Returns the ceilings that are the roof of an untimed point."""
+        """Returns the ceilings that give the roof of a point without a measured time."""
         ceilings = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
         return next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
 
     def name(self, ceiling: Ceilings) -> str:
-        """Returns the kind of a ceiling, and the letter of its device."""
+        """Returns the label of a roof: its kind and the letter of its device."""
         return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
 
 
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
-    """Writes plain text, not a formula.  A text wider than `room` (a fraction of the figure) is cut, then shrunk."""
-    shown = visible(text)
-    most = int(room * READABLE)
-    shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
-    drawn = figure.text(x, y, shown, parse_math=False, **style)
-    width = drawn.get_window_extent().width / (WIDTH_IN * figure.dpi)
-    drawn.set_fontsize(float(drawn.get_fontsize()) * min(1.0, room / width if width else 1.0))
+    """Writes plain text, not a formula. A text wider than `room` (a fraction of the figure) is cut, then shrunk."""
+    shown_text = visible(text)
+    max_characters = int(room * READABLE)
+    shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
+    text_object = figure.text(x, y, shown_text, parse_math=False, **style)
+    width = text_object.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
+    text_object.set_fontsize(float(text_object.get_fontsize()) * min(1.0, room / width if width else 1.0))
 
 
 def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Draws number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
+    """Draws each point's number, kernel, intensity, rate and fraction of the bound, under headings for op and case."""
     height = figure.get_figheight()
     y = height - 0.5
 
     def write(cells: Sequence[str], **style: Any) -> None:
-        for x, cell, side in zip(COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
-            write_text(figure, x, y / height, cell, NAME_ROOM, ha=side, va="center", fontsize=7.5, **style)
+        for x, cell, alignment in zip(COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
+            write_text(figure, x, y / height, cell, NAME_ROOM, ha=alignment, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
     heading = None
@@ -74,20 +74,20 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             y -= ROW_IN * 0.15
             at_left: dict[str, Any] = {"ha": "left", "va": "center"}
             bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
-            write_text(figure, COLUMNS[1], y / height, point.op, CASE_AT, **bold)
-            beside = len(case) <= CASE_CHARACTERS
-            y -= 0.0 if beside else ROW_IN * 0.9
-            x = COLUMNS[1] + (CASE_AT if beside else 0.0)
+            write_text(figure, COLUMNS[1], y / height, point.op, CASE_OFFSET, **bold)
+            fits_beside = len(case) <= CASE_CHARACTERS
+            y -= 0.0 if fits_beside else ROW_IN * 0.9
+            x = COLUMNS[1] + (CASE_OFFSET if fits_beside else 0.0)
             write_text(figure, x, y / height, case, COLUMNS[-1] - x, size=6.5, color=INK, **at_left)
             y -= ROW_IN
-        what = "published" if point.published else point.role
-        name = point.label if point.label == what or point.role == "benchmark" else f"{point.label} ({what})"
+        kind = "published" if point.published else point.role
+        name = point.label if point.label == kind or point.role == "benchmark" else f"{point.label} ({kind})"
         intensity = "none" if not point.flops else three_digits(point.intensity)
         work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
         if point.seconds is None:
             roof = roofs.of(point)
-            most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
-            write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=GREY)
+            max_rate = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
+            write((str(number), name, intensity, f"≤ {si(max_rate)}{unit}", "not timed"), color=GREY)
             continue
         fraction = "NOISY" if point.noisy else f"{point.bound_s / point.seconds:.0%}"
         write((str(number), name, intensity, f"{si(work / point.seconds)}{unit}", fraction), color="black")

@@ -1,4 +1,4 @@
-"""The content of a roofline figure, before drawing: the points, their order, arrows, and positions of their numbers."""
+"""Selects and orders the points of a roofline figure, and computes its arrows and the positions of its numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEAR_RADIUS = 13
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel on one case, as a point of the figure."""
+    """One point of the figure: one kernel on one test case."""
 
     label: str
     """The kernel's name."""
@@ -56,47 +56,47 @@ class Point:
 
     @property
     def work(self) -> tuple[str, str, str | None]:
-        """Returns op, case and device: a kernel is compared with kernels of the same work."""
+        """Returns the op, case and device. Only kernels with the same three are compared."""
         return self.op, self.case, self.device
 
     @property
     def intensity(self) -> float:
-        """Returns the FLOPs per byte of traffic; 0 for pure data movement."""
+        """Returns the FLOPs per byte of HBM traffic; 0 for pure data movement."""
         return self.flops / self.traffic_bytes
 
 
 def roof_flops_per_s(ceiling: Ceilings, dtype: str | None) -> float:
-    """Returns the flat roof of matrix products of `dtype`, or of vector arithmetic if `dtype` is None, in FLOP/s."""
+    """Returns the FLOP/s of the flat roof: matrix products of `dtype`, or vector arithmetic if `dtype` is None."""
     return ceiling.vector_flops_per_s if dtype is None else ceiling.matrix_rate(dtype)
 
 
 def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
-    """Returns the measured FLOP/s, or if the point was not timed, the roof's FLOP/s at the point's intensity."""
+    """Returns the measured FLOP/s; for a point without a time, the FLOP/s of the roof at its intensity."""
     if point.seconds is not None:
         return point.flops / point.seconds
     return min(roof_flops_per_s(roof, point.dtype), point.intensity * roof.hbm_bytes_per_s)
 
 
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Numbers the points from 1: ops, cases and devices in their order of appearance, then by role, then by name."""
+    """Numbers the points from 1, sorted by op, case and device in order of appearance, then by role and name."""
     ops = list(dict.fromkeys(point.op for point in points))
     works = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
-    ordered = sorted(points, key=lambda p: (ops.index(p.op), works.index(p.work), roles.index(p.role), p.label))
-    return list(enumerate(ordered, start=1))
+    sorted_points = sorted(points, key=lambda p: (ops.index(p.op), works.index(p.work), roles.index(p.role), p.label))
+    return list(enumerate(sorted_points, start=1))
 
 
 def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Chooses at most `most` points.  If some points have FLOPs, only a few points without FLOPs are taken.
+    """Chooses at most `most` points to draw. If some points have FLOPs, only a few points without FLOPs are chosen.
 
-    The order is: the fastest kernel of each op, case and device; the libraries' kernels; the naive kernels; the rest.
-    In each group the cases come first in which the fastest kernel loses most time against its bound.
+    The priority is: the fastest kernel of each op, case and device; the libraries' kernels; the naive kernels; all
+    others. Within one priority, cases come first in which the fastest kernel is farthest above its bound, in seconds.
     """
     moving = [point for point in points if not point.flops]
     computing = [point for point in points if point.flops]
-    chosen = _foremost(moving, MOST_MOVING if computing else most)
-    chosen |= _foremost(computing, most - len(chosen))
-    return [point for point in points if id(point) in chosen]
+    chosen_ids = _foremost(moving, MOST_MOVING if computing else most)
+    chosen_ids |= _foremost(computing, most - len(chosen_ids))
+    return [point for point in points if id(point) in chosen_ids]
 
 
 def _foremost(points: Sequence[Point], most: int) -> set[int]:
@@ -106,50 +106,50 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
     ranks: dict[int, tuple[int, float]] = {}
     for group in groups.values():
         fastest = min(group, key=_speed)
-        lost = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
+        lost_s = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
         for point in group:
-            late = {"library": 1, "naive": 2}.get(point.role, 3)
-            ranks[id(point)] = (0 if point is fastest else late, -lost)
+            role_rank = {"library": 1, "naive": 2}.get(point.role, 3)
+            ranks[id(point)] = (0 if point is fastest else role_rank, -lost_s)
     return set(sorted(ranks, key=lambda point: ranks[point])[:most])
 
 
 def _speed(point: Point) -> tuple[bool, float]:
-    """Returns a sort key: the fastest point first; points that were not timed come last, by their traffic."""
+    """Returns a sort key: the fastest point comes first. Points without a time come last, by their traffic."""
     return point.seconds is None, point.seconds or point.traffic_bytes
 
 
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """Returns arrows from each case's naive kernel to its fastest optimized kernel.  If no optimized kernel was timed,
-    the arrow ends at the optimized kernel with the least traffic."""
-    pairs = []
+    """Returns an arrow per case, from the naive kernel to the fastest optimized kernel. If no optimized kernel has a
+    time, the arrow ends at the optimized kernel with the least traffic."""
+    arrow_ends = []
     for work in dict.fromkeys(point.work for point in points):
         kernels = [point for point in points if point.work == work and not point.noisy]
         naive = [point for point in kernels if point.role == "naive"]
         optimized = [point for point in kernels if point.role == "optimized"]
         if naive and optimized:
-            pairs.append((naive[0], min(optimized, key=_speed)))
-    return pairs
+            arrow_ends.append((naive[0], min(optimized, key=_speed)))
+    return arrow_ends
 
 
 def place_labels(
     spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
 ) -> list[tuple[float, float]]:
-    """Returns the offset of each label from its spot.  Labels cover no marker, no box of `occupied`, no other label.
+    """Returns the offset of each label from its point. Labels cover no marker, no box of `occupied`, no other label.
 
-    A label takes the nearest free place, at equal distance the lower right, because the roof is above.  If no place
-    within 60 is free, the label takes the nearest place. All lengths have one unit; the constants suit points.
-    """
+    A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
+    no position within 60 is free, the label takes the nearest one. All lengths have one unit; the constants suit
+    typographic points."""
     marker = 4.0
-    taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
+    taken_boxes = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
     offsets = []
     for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
         offset = (_RADII[0] * cos(-pi / 4), _RADII[0] * sin(-pi / 4))
         for dx, dy in _offsets():
             box = (x + dx - half_width, y + dy - half_height, x + dx + half_width, y + dy + half_height)
-            inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
-            if inside and not any(overlap(box, other) for other in taken):
+            is_inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
+            if is_inside and not any(overlap(box, other) for other in taken_boxes):
                 offset = (dx, dy)
-                taken.append(box)
+                taken_boxes.append(box)
                 break
         offsets.append(offset)
     return offsets

@@ -1,8 +1,8 @@
-"""Kernel times that others published, and their interpolation between shapes.
+"""Reads kernel times that others published, and interpolates between the published shapes.
 
-`results/published/tables.json` describes the tables: device, library, op, how the source measures times, and where the
-numbers come from.  `rooflab import published` writes the tables.  Between two shapes the logarithm of (time / bound) is
-interpolated, linearly in the logarithm of each axis.  Nothing is extrapolated.
+`results/published/tables.json` describes the tables: device, library, op, the source's timing method, and the origin of
+the numbers. `rooflab import published` writes the tables. Between two shapes, log(time / bound) is interpolated
+linearly in the logarithm of each axis. Nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """The published times of one kernel of one library on one GPU, by shape."""
+    """The published times of one kernel by shape, for one library on one GPU."""
 
     file: str
     gpu: str
@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns seconds by values of `exact` and `axes`.  Raises `ValueError` if the file does not fit this table."""
+        """Returns seconds by shape (`exact`, then `axes` values). Raises `ValueError` if the file does not fit."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -97,20 +97,19 @@ class Table:
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
-        """Returns the sorted values of each axis, by values of `exact`."""
-        seen: dict[Shape, list[set[int]]] = {}
+        """Returns the sorted published values of each axis, for each combination of `exact` values."""
+        values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
-            sets = seen.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
+            sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
             for values, value in zip(sets, shape[len(self.exact) :], strict=True):
                 values.add(value)
-        return {key: [sorted(values) for values in sets] for key, sets in seen.items()}
+        return {key: [sorted(values) for values in sets] for key, sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """Returns the data sheet's bound of a shape, in seconds.  `cached`: L2 keeps data from one call to the next.
+        """Returns the data sheet's bound of a shape, in seconds. `cached`: L2 keeps data from one call to the next.
 
-        With `cached`, the HBM bytes are all bytes of `copies` calls minus the size of L2.  L2 sets no bound, because no
-        rate of L2 is published.
-        """
+        With `cached`, the HBM bytes are all bytes of `copies` calls minus the size of L2. L2 sets no bound, because no
+        rate of L2 is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -120,11 +119,11 @@ class Table:
         return bound(cost, device.ceilings()).seconds
 
     def time(self, shape: Mapping[str, int]) -> Time:
-        """Returns the published or interpolated time of a shape, or no time if the shape is outside the table."""
+        """Returns the published or interpolated time of a shape, without seconds if the shape is outside the table."""
         key = tuple(shape[name] for name in self.exact)
         if key not in self._values:
-            exact = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
-            return Time(None, f"no row with {exact}", self)
+            exact_text = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
+            return Time(None, f"no row with {exact_text}", self)
         point = tuple(shape[name] for name in self.axes)
         for name, value, values in zip(self.axes, point, self._values[key], strict=True):
             if not values[0] <= value <= values[-1]:
@@ -140,32 +139,32 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(time / bound), interpolated linearly along each axis on which the point is not on the grid.  A
-        missing corner gets the median of the interpolations on the lines through this corner."""
+        """Returns log(time / bound), interpolated linearly along each axis on which the point is not on the grid. A
+        missing grid point gets the median of the interpolations along the axes through this point."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
             values = self._values[key][axis]
-            place = bisect_left(values, value)
-            if values[place] != value:
-                ends = [_replaced(point, axis, end) for end in values[place - 1 : place + 1]]
-                return _between(point, axis, ends, [self._log_ratio(key, end) for end in ends])
+            index = bisect_left(values, value)
+            if values[index] != value:
+                end_points = [_replaced(point, axis, end) for end in values[index - 1 : index + 1]]
+                return _between(point, axis, end_points, [self._log_ratio(key, end) for end in end_points])
         lines = [line for axis in range(len(point)) if (line := self._along(key, point, axis)) is not None]
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates along one axis, between the published points that are nearest to a point on its line."""
+        """Interpolates along one axis, between the nearest published points on both sides; None if a side has none."""
         values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
-        place = bisect_left(values, point[axis])
-        if not 0 < place < len(values):
+        index = bisect_left(values, point[axis])
+        if not 0 < index < len(values):
             return None
-        ends = [_replaced(point, axis, end) for end in values[place - 1 : place + 1]]
-        return _between(point, axis, ends, [self._log_ratio(key, end) for end in ends])
+        end_points = [_replaced(point, axis, end) for end in values[index - 1 : index + 1]]
+        return _between(point, axis, end_points, [self._log_ratio(key, end) for end in end_points])
 
 
 @dataclass(frozen=True)
 class Time:
-    """The time that a table gives for a shape."""
+    """The time that a published table gives for a shape."""
 
     seconds: float | None
     """The seconds; None if the shape is outside the table."""
@@ -182,8 +181,8 @@ def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | No
     low, high = ratios
     if low is None or high is None:
         return None
-    place, first, last = (log(each[axis]) for each in (point, *ends))
-    return low + (high - low) * (place - first) / (last - first)
+    log_value, first, last = (log(shape[axis]) for shape in (point, *ends))
+    return low + (high - low) * (log_value - first) / (last - first)
 
 
 def _product(scheme: str, shape: Mapping[str, int]) -> Cost:
@@ -214,13 +213,13 @@ COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {
 
 @cache
 def committed() -> tuple[Table, ...]:
-    """Returns the tables of `results/published`, which are read once."""
+    """Returns the tables in `results/published`. They are read only once."""
     return tuple(load())
 
 
 def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Time]:
-    """Returns the committed times of a case of one of our ops on a GPU.  There is one time for each library that has
-    this shape or its neighbours; the list is empty if the tables have no such case."""
+    """Returns the published times of a test case of one of our ops on a GPU. Each table that has the shape or its
+    neighbours gives one time. The list is empty if no table has this case."""
     shape = _shape(op, case)
     if shape is None:
         return []
@@ -229,15 +228,15 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
         if (table.op, table.scheme, table.gpu) != (op, scheme, gpu):
             continue
         columns = (*table.exact, *table.axes)
-        rest = {name: value for name, value in shape.items() if name not in columns}
-        if rest == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
+        extras = {name: value for name, value in shape.items() if name not in columns}
+        if extras == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
             times.append(time)
     return times
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns a case with the names of the tables' columns, or None if the tables do not time this case.  The page size
-    is left out, because each source has its own."""
+    """Converts a test case to the column names of the tables. Returns None if the tables do not time this case. The
+    page size is left out, because each source has its own page size."""
     shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:
@@ -249,7 +248,7 @@ def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def load(folder: Path = FOLDER) -> list[Table]:
-    """Returns the tables of a folder.  Raises `ValueError` if its index is missing or cannot be read."""
+    """Returns the tables of `folder`. Raises `ValueError` if the folder's index file is missing or cannot be read."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"published: expected the tables of published times in {folder}, found none")

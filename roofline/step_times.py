@@ -1,8 +1,8 @@
-"""The time of a step of a model from published kernel times, op by op, each time with its source.
+"""Computes the time of a model's step (one forward pass) from published kernel times.
 
-Products, attention and all-reduces have published times of vLLM's kernels (`published.py`); an op without a published
-time counts with its bound.  The ops follow each other without a gap, so the sum does not contain the time that a host
-adds.
+The ops of a step are matrix products, attention, all-reduces and others.  The first three have published times of
+vLLM's kernels (`published.py`).  An op without a published time counts with its roofline bound.  The model has no gaps
+between ops, so the sum does not contain the time that the host adds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("vllm", "nccl")
 
 @dataclass(frozen=True)
 class OpTime:
-    """All calls of one op at one place in a step, and their time."""
+    """The total time of all calls of one op, such as one projection of all layers, in a step."""
 
     op: str
     site: str
@@ -39,22 +39,22 @@ class OpTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: the sum of the times of the ops."""
+    """The time of one step of a model.  It is the sum of the times of the step's ops."""
 
     ms: float
     ops: tuple[OpTime, ...]
 
     @property
     def published_share(self) -> float:
-        """Returns the share of the sum that comes from published times, interpolated times included."""
+        """Returns the fraction of the step's time that comes from published or interpolated kernel times."""
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns the milliseconds of products, attention, all-reduces, and the rest.  The rest is a bound."""
+        """Returns the milliseconds of matrix products, attention, all-reduces, and other ops (`rest`, a bound)."""
         parts: dict[str, float] = {}
         for op in self.ops:
-            part = _PARTS.get(op.op, "rest")
-            parts[part] = parts.get(part, 0.0) + op.ms
+            category = _PARTS.get(op.op, "rest")
+            parts[category] = parts.get(category, 0.0) + op.ms
         return parts
 
 
@@ -76,9 +76,8 @@ def step_time(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """Returns the time of the step whose ops `step_ops` lists, on `gpus` devices; None if no table has this device.
-
-    Raises `ValueError` as `step_ops` does.
+    """Returns the time of a step on `gpus` devices.  Returns None if no table of published times has this device.
+    `step_ops` lists the ops of the step.  Raises `ValueError` as `step_ops` does.
     """
     ops = step_ops(arch, kind, batch, context, weight_dtype, kv_dtype, gpus)
     rows = batch * context if kind == "prefill" else batch
@@ -95,12 +94,12 @@ def loaded_itl_ms(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> float | None:
-    """Returns the mean milliseconds between tokens with `concurrency` requests always in flight; None without tables.
+    """Returns the mean milliseconds between tokens while `concurrency` requests are always in flight.
 
-    Each request has `prompt` tokens and gets `output` more, and the next request follows at once.  While each sequence
-    gets `output` tokens, the GPU computes one prompt per sequence, and every sequence waits for all these prompts.  The
-    mean context is the prompt and half of the output.
-    """
+    Returns None if no table of published times has this device.  Each request has `prompt` tokens and generates
+    `output` tokens.  The next request follows at once.  While each sequence generates `output` tokens, the GPU also
+    computes one prompt per sequence.  Every sequence waits for all these prompts.  The mean context has `prompt +
+    output // 2` tokens."""
     options = weight_dtype, kv_dtype, gpus
     step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *options)
     prefill = step_time(arch, device, "prefill", 1, prompt, *options)
@@ -118,14 +117,14 @@ def _step_time(
     times = [_op_time(op, device, tables, kv_dtype) for op in ops]
     if gpus > 1:
         size = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
-        least = all_reduce_s(size, gpus, link(device, gpus))
+        min_seconds = all_reduce_s(size, gpus, link(device, gpus))
         reduces = [table for table in tables if table.op == "all_reduce"]
         shape = {"gpus": gpus, "bytes": size}
-        times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, least, reduces, shape))
-    inside = {name: op for op in times for name in op.includes}
+        times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, min_seconds, reduces, shape))
+    including_ops = {name: op for op in times for name in op.includes}
     times = [
-        replace(op, ms=0.0, basis=inside[op.op].basis, source=f"in the time of {inside[op.op].op}")
-        if op.op in inside
+        replace(op, ms=0.0, basis=including_ops[op.op].basis, source=f"in the time of {including_ops[op.op].op}")
+        if op.op in including_ops
         else op
         for op in times
     ]
@@ -133,35 +132,35 @@ def _step_time(
 
 
 def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str) -> OpTime:
-    least = bound(op.cost, device.ceilings()).seconds
+    min_seconds = bound(op.cost, device.ceilings()).seconds
     (dtype,) = op.cost.tensor_flops or ("",)
     if op.op == "gemm":
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
         matching = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
-        return _in_pieces(op, least, matching)
+        return _in_pieces(op, min_seconds, matching)
     scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
     matching = [t for t in tables if t.op == op.op and t.scheme == scheme]
-    return _timed(op.op, op.site, op.calls, least, matching, op.shape)
+    return _timed(op.op, op.site, op.calls, min_seconds, matching, op.shape)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a product that is wider than its table, such as an output head, as several equal products."""
+    """Returns the time of a matrix product.  If it is wider than its table, splits it along N into equal products."""
     widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     pieces = ceil(op.shape["N"] / widest) if widest else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}
-    piece = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
-    if pieces == 1 or piece.basis == "bound":
-        return piece
-    return replace(piece, calls=op.calls, source=f"{piece.source}, as {pieces} of N = {shape['N']}")
+    piece_time = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
+    if pieces == 1 or piece_time.basis == "bound":
+        return piece_time
+    return replace(piece_time, calls=op.calls, source=f"{piece_time.source}, as {pieces} of N = {shape['N']}")
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
-    """Returns the fastest published time of a shape, or its bound."""
+    """Returns the fastest published time for `shape`.  Without a published time, returns the roofline bound."""
     times: list[Time] = [table.time(shape) for table in tables]
     published = [(time.seconds, time) for time in times if time.seconds is not None]
     if not published:
-        why = times[0].how if times else ""
-        return OpTime(op, site, calls, calls * least_s * 1e3, "bound", why)
+        reason = times[0].how if times else ""
+        return OpTime(op, site, calls, calls * least_s * 1e3, "bound", reason)
     seconds, best = min(published, key=lambda pair: pair[0])
     source = f"{best.table.framework} {best.table.version} {best.table.kernel}"
     return OpTime(op, site, calls, calls * seconds * 1e3, best.how, source, best.table.includes)

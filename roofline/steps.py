@@ -1,15 +1,16 @@
-"""The cost of one prefill or decode step of a model, op by op, and its least time.
+"""Computes the cost of each op in one prefill or decode step of a model, and the minimum time of the step.
 
-The engine is modelled as separate kernels. Each op starts after the op before it, and moves its inputs and outputs
-through HBM once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the step is
-the sum of these times. Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The
-cost of an op equals the cost that its spec gives for the same shapes.
+The model assumes separate kernels. Each op starts after the previous op, and moves its inputs and outputs through HBM
+once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the step is the sum of
+these times. A kernel that fuses two of these ops can be faster than this bound; separate kernels cannot. The cost of an
+op equals the cost that the op's spec gives for the same shapes.
 
-Tensor parallelism splits heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of (tokens,
-hidden) in the activations' dtype. Over switches that add (NVLink SHARP, since Hopper) each GPU sends these bytes once;
-else each GPU sends 2 (n - 1) / n of these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
-The latency of all-reduces is not counted. All-reduces overlap with nothing, because the next op needs the sum. The
-collectives of embedding and logits, about 1 / (2 x layers) of these bytes, are left out.
+Tensor parallelism splits the heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of a
+`[tokens, hidden]` tensor in the activations' dtype. Some switches add the values (NVLink SHARP, since Hopper). Over
+these switches each GPU sends the tensor's bytes once. Over other links each of `n` GPUs sends `2 * (n - 1) / n` of
+these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). The model does not count the latency
+of all-reduces. All-reduces overlap with no kernel, because the next op needs the sum. The model leaves out the
+collectives of embedding and logits, about `1 / (2 * layers)` of these bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
 
 class OpCost(NamedTuple):
-    """One op of a step, at one place in the model: `calls` calls of `op`, each of `cost`."""
+    """The cost of one op in a step, such as the QKV projection: the step has `calls` calls, each of `cost`."""
 
     op: str
     calls: int
@@ -43,34 +44,35 @@ class OpCost(NamedTuple):
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """Returns the dtype of activations, embedding, norms and output head: bf16 if the weights have 8 bits."""
+    """Returns the dtype of activations, embedding, norms and head: bf16 for 8-bit weights, else the weights' dtype."""
     return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
 
 
 def rmsnorm_cost(rows: int, width: int, item: int) -> Cost:
-    """Returns the cost of RMSNorm over (rows, width) values of `item` bytes."""
+    """Returns the cost of RMSNorm over a `[rows, width]` tensor with `item` bytes per element."""
     return Cost(rows * width * item + width * item, rows * width * item, {}, 4.0 * rows * width, float(rows))
 
 
 def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
-    """The cost of a product of (M, K) activations with (N, K) weights; the output has the activations' dtype."""
+    """Returns the cost of activations `[M, K]` times weights `[N, K]`.  The output has the activations' dtype."""
     item = ITEM_BYTES[activation]
-    read = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
-    return Cost(read, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
+    read_bytes = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
+    return Cost(read_bytes, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
 
 
 def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
-    """The cost of causal attention of `B` prompts of `context` tokens.  Only visible pairs count; `window` 0: none."""
+    """Returns the cost of causal attention over `B` prompts of `context` tokens.  Counts only visible query-key pairs.
+    A `window` of 0 means no window."""
     seen = min(context, window or context)
-    pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
+    visible_pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
     row = B * context * D * ITEM_BYTES[dtype]
-    return _attention(pairs, D, H * row, 2 * H_kv * row, dtype)
+    return _attention(visible_pairs, D, H * row, 2 * H_kv * row, dtype)
 
 
 def decode_attention_cost(
     B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
 ) -> Cost:
-    """The cost of a query for each of `B` sequences of `context` tokens, the query's included.  `window` 0: none."""
+    """Returns the cost of one query in each of `B` sequences with `context` keys.  A `window` of 0 means no window."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
     table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
@@ -85,7 +87,7 @@ def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: floa
 def _step(
     arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> list[OpCost]:
-    """Returns all ops of one forward step on one of `gpus` GPUs, sampling included; one row of logits per sequence."""
+    """Returns all ops of a forward step on one of `gpus` GPUs, with sampling.  A sequence has one row of logits."""
     act = activation_dtype(weight_dtype)
     T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act]
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
@@ -128,16 +130,14 @@ def step_ops(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> list[OpCost]:
-    """Returns the ops of a step on each of `gpus` GPUs, in order.  Bounds, ledgers and simulated steps are sums over
-    these ops.
+    """Returns the ops of a step on each of `gpus` GPUs, in order.  Bounds and simulated steps are sums over these ops.
 
-    A `decode` step computes one token of each of `batch` sequences of `context` tokens, the new one included.  A
-    `prefill` computes `batch` prompts of `context` tokens; causal attention counts only visible pairs, about half, and
-    the output head runs on the last token of each prompt.  If a model has a window, attention reads only the keys in
-    the window.
+    A `decode` step computes one new token for each of `batch` sequences.  `context` counts this token too.  A `prefill`
+    step computes `batch` prompts of `context` tokens.  Causal attention counts only visible query-key pairs, about
+    half. The output head runs on the last token of each prompt.  If a model has a window, attention reads only the keys
+    in the window.
 
-    Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
-    """
+    Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads."""
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
     act, shape = activation_dtype(weight_dtype), _attention_shape(arch, batch, context, gpus)
     if kind == "prefill":
@@ -161,7 +161,7 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
-    """The sizes of a tensor-parallel group in a node: the divisors of the heads that split or repeat whole KV heads."""
+    """Returns the possible sizes of a tensor-parallel group in a node: each splits or repeats whole KV heads."""
     kv = arch.num_kv_heads
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 
@@ -177,21 +177,21 @@ class Link(NamedTuple):
 
 
 def link(device: Device, gpus: int) -> Link:
-    """Returns the link between `gpus` devices of this model: NVLink if it joins so many devices, else PCIe."""
+    """Returns the link between `gpus` devices of this model: NVLink if it connects all of them, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
     return Link("PCIe", device.pcie_bytes_per_s, False)
 
 
 def all_reduce_s(bytes_per_gpu: float, gpus: int, link: Link) -> float:
-    """Returns the least seconds of one all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
+    """Returns the minimum seconds of one all-reduce of `bytes_per_gpu` bytes.  Returns 0 for one GPU."""
     times = 1.0 if link.adds else 2 * (gpus - 1) / gpus
     return times * bytes_per_gpu / link.bytes_per_s if gpus > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class OpBound:
-    """The least time of all calls of one op in a step."""
+    """The minimum time of all calls of one op in a step."""
 
     op: str
     site: str
@@ -202,7 +202,7 @@ class OpBound:
 
 @dataclass(frozen=True)
 class StepBound:
-    """The least time of a step: the sum over its ops and the all-reduces between them."""
+    """The minimum time of a step: the sum of the times of its ops and of the all-reduces between the ops."""
 
     least_ms: float
     limiter: str
@@ -212,11 +212,11 @@ class StepBound:
 
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
-    """Returns the least time of `ops` one after another.  Raises `ValueError` on a dtype without a matrix rate."""
+    """Returns the minimum time of `ops`, one after another.  Raises `ValueError` on a dtype without a matrix rate."""
     bounds = [(op, bound(op.cost, ceilings)) for op in ops]
     by_limiter = {"link": all_reduce_total_s}
-    for op, least in bounds:
-        by_limiter[least.limiter] = by_limiter.get(least.limiter, 0.0) + op.calls * least.seconds
+    for op, op_bound in bounds:
+        by_limiter[op_bound.limiter] = by_limiter.get(op_bound.limiter, 0.0) + op.calls * op_bound.seconds
     return StepBound(
         least_ms=sum(by_limiter.values()) * 1e3,
         limiter=max(by_limiter, key=lambda limiter: by_limiter[limiter]),

@@ -1,6 +1,6 @@
-"""A/B comparisons whose verdict can gate a merge.  Pairs of fresh processes measure the two sides.
+"""Runs A/B comparisons with a verdict that can gate a merge.  Pairs of fresh processes measure the two sides.
 
-`compare` runs an A/B of any two functions.  `rooflab ab` compares two kernels, two revisions or two record files.
+`compare` runs an A/B comparison of any two functions.  `rooflab ab` compares two kernels, revisions or record files.
 """
 
 from rooflab.bench.ab.compare import compare

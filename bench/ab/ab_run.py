@@ -1,4 +1,4 @@
-"""Runs one A/B: checks both sides, measures pairs of fresh processes, confirms differences, and judges."""
+"""Runs one A/B comparison: checks both sides, measures pairs of processes, confirms differences, and judges."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from rooflab.bench.ab.verdict import (
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import NOT_RUN, Record, RunWriter, Status, Verdict
 
-Read = list[tuple[SideName, str, Record]]
+Readings = list[tuple[SideName, str, Record]]
 """A list of readings, each with its side, the key of its comparison, and its record."""
 
 
 @dataclass(frozen=True)
 class AbResult:
-    """The result of an A/B run."""
+    """Holds the result of an A/B run."""
 
     comparison: Comparison
     settings: AbSettings
     outcomes: tuple[Outcome, ...]
     environments: Mapping[SideName, Mapping[str, Any]]
     """The environment of each side."""
-    read: Read
+    read: Readings
     """First the checks that did not end with OK, then every reading, in time order."""
     stopped: str = ""
     """Why the run measured less than the caller asked for."""
@@ -48,8 +48,8 @@ class AbResult:
         return _of(self.read, side, key)
 
 
-def _of(read: Read, side: SideName, key: str) -> list[Record]:
-    return [record for where, name, record in read if (where, name) == (side, key)]
+def _of(read: Readings, side: SideName, key: str) -> list[Record]:
+    return [record for side_name, name, record in read if (side_name, name) == (side, key)]
 
 
 def run(
@@ -61,70 +61,69 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> AbResult:
-    """Runs and judges `comparison`.  A fault of a kernel raises no exception: it becomes a verdict.
+    """Runs and judges `comparison`.  A fault of a kernel raises no exception, but becomes a verdict.
 
-    `floors` are noise floors by comparison; without `floors`, the run uses the remembered floors of this machine.
-    `checked` says that an earlier run has checked the same code and judged its timed outputs; then this run only
-    measures.  Without `by_activity`, only the times are judged, even if both sides ran the same device code.
-    """
+    `floors` holds a noise floor for each comparison; None means the stored noise floors of this machine.
+    `checked=True` means that an earlier run has checked the same code and its timed outputs, so that this run only
+    measures.  With `by_activity=False` only the times are judged, even if both sides ran the same device code."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
-    began = time.monotonic()
-    broken: dict[str, tuple[Verdict, str]] = {
+    start_s = time.monotonic()
+    faults: dict[str, tuple[Verdict, str]] = {
         key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None
     }
-    failed = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
-    left_out = {} if comparison.a.functions else _not_timed(comparison, failed)
+    failures = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in faults], done)
+    left_out = {} if comparison.a.functions else _not_timed(comparison, failures)
     keys = [key for key in comparison.keys if key not in left_out]
-    sound = [key for key in keys if key not in broken and key not in {key for _, key, _ in failed}]
+    sound = [key for key in keys if key not in faults and key not in {key for _, key, _ in failures}]
     environments = runner.environments
     if reason := difference(environments["A"], environments["B"]) if len(environments) == 2 else "":
-        broken |= dict.fromkeys(sound, ("INVALID", reason))
+        faults |= dict.fromkeys(sound, ("INVALID", reason))
         sound = []
 
-    until = math.inf if settings.budget_s is None else began + settings.budget_s
-    measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=until, done=done)
+    deadline = math.inf if settings.budget_s is None else start_s + settings.budget_s
+    measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=deadline, done=done)
 
-    def evidence(read: Read, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
+    def evidence(read: Readings, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
         items = []
         for key in keys:
-            sides, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
+            records, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
             of_key = evidence_of(
-                key, *sides, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
+                key, *records, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
             )
-            items.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
+            items.append(Evidence(key, broken=faults[key]) if key in faults else of_key)
         return items
 
-    least = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
-    first = measured(sound, seed=settings.seed, least=least, later=min(BOUNDED_PAIRS, settings.pairs))
-    read = failed + first.read
+    min_pairs = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
+    first_batch = measured(sound, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
+    read = failures + first_batch.read
     called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
-    second = measured(called, seed=settings.seed + 1, confirms=True)
-    read += second.read
+    second_batch = measured(called, seed=settings.seed + 1, confirms=True)
+    read += second_batch.read
     floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    outcomes = tuple(judge(evidence(read, floors_here, second.stopped), settings.rules))
-    stopped = first.stopped or (f"confirmation: {second.stopped}" if second.stopped else "")
+    outcomes = tuple(judge(evidence(read, floors_here, second_batch.stopped), settings.rules))
+    stopped = first_batch.stopped or (f"confirmation: {second_batch.stopped}" if second_batch.stopped else "")
     return AbResult(comparison, settings, outcomes, environments, read, stopped, left_out)
 
 
-def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
-    """Checks both sides, and returns the checks that did not end with OK."""
-    failed: Read = []
+def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Readings:
+    """Checks the kernels of both sides, and returns the checks with another status than OK."""
+    failures: Readings = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
-        wrong = {key for _, key, record in failed if record.status not in NOT_RUN}
-        left = [key for key in keys if key not in wrong]
-        records = runner.check(name, left) if left else {}
-        failed += [
+        wrong_keys = {key for _, key, record in failures if record.status not in NOT_RUN}
+        remaining_keys = [key for key in keys if key not in wrong_keys]
+        records = runner.check(name, remaining_keys) if remaining_keys else {}
+        failures += [
             (name, key, replace(record, run_id=f"check-{name}"))
             for key, record in records.items()
             if record.status != "OK"
         ]
         done(f"check, side {name}")
-    return failed
+    return failures
 
 
-def _not_timed(comparison: Comparison, failed: Read) -> dict[str, str]:
-    """The comparisons that cannot be timed, with the reason: no side can run, or one of two kernels cannot run."""
+def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
+    """Returns the comparisons that cannot be timed, with the reason: no side runs, or one of two kernels does not."""
     cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reasons = {}
     for (name, key), reason in cannot.items():
@@ -146,16 +145,16 @@ _STATUS: dict[str, Status] = {
 
 
 def save(result: AbResult, folder: Path) -> list[Path]:
-    """Writes the verdicts to `<run>.jsonl`, and the readings of the sides to `<run>-A.jsonl` and `<run>-B.jsonl`.
+    """Writes the verdicts to `<run>.jsonl`, and the measurements of both sides to `<run>-A.jsonl` and `<run>-B.jsonl`.
 
-    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
+    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these measurements again.
     """
     writer = RunWriter(folder)
     run_id, writers = writer.run_id, [writer]
     writer.write(*(_verdict(result, outcome, run_id) for outcome in result.outcomes))
     for name in SIDES:
         side, environment = result.comparison.side(name), result.environments.get(name, {})
-        records = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
+        records = [record for side_name, _, record in result.read if side_name == name] + _not_measured(result, name)
         runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in records]
         writers.append(RunWriter(folder, run_id, f"-{name}"))
         writers[-1].write(*(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
@@ -180,13 +179,13 @@ def _not_measured(result: AbResult, name: SideName) -> list[Record]:
 def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     a, b = result.comparison.a, result.comparison.b
     baseline = a.targets[outcome.key]
-    pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
-    read = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
+    time_pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
+    records = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
     blank = b.targets.get(outcome.key, baseline).record(result.settings.device, result.settings.seed)
-    numbers = {name: getattr(outcome, name) for name in METRICS}
+    values = {name: getattr(outcome, name) for name in METRICS}
     status = _STATUS.get(outcome.verdict, "OK")
     return replace(
-        read[0] if read else blank,
+        records[0] if records else blank,
         kind="ab",
         run_id=run_id,
         timestamp="",
@@ -195,20 +194,20 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
         environment=result.environments.get("B") or result.environments.get("A") or {},
         commit=b.commit,
         dirty=b.dirty,
-        basis="measured" if pairs and status == "OK" else "bound",
+        basis="measured" if time_pairs and status == "OK" else "bound",
         latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
-        samples=Record.packed([second for _, second in pairs]) if pairs else None,
-        sample_count=len(pairs) or None,
+        samples=Record.packed([second for _, second in time_pairs]) if time_pairs else None,
+        sample_count=len(time_pairs) or None,
         baseline={
             "label": a.label,
             "kernel": baseline.kernel,
             "commit": a.commit,
             "dirty": a.dirty,
             "latency_median_ms": _ms(outcome.baseline_s),
-            "samples": Record.packed([first for first, _ in pairs]) if pairs else None,
+            "samples": Record.packed([first for first, _ in time_pairs]) if time_pairs else None,
         },
         verdict=outcome.verdict,
-        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+        metrics={name: float(value) for name, value in values.items() if value is not None},
     )
 
 

@@ -1,4 +1,4 @@
-"""The program of a fresh process of an A/B: it checks or times the kernels of one job, and can slow calls on purpose.
+"""Checks or times the kernels of one job, in a fresh process of an A/B comparison.  Can slow calls on purpose.
 
 The process answers as soon as a kernel is done, so the parent knows at which kernel the process died or hangs.
 """
@@ -27,7 +27,7 @@ Job = Mapping[str, Any]
 
 
 def answer(job: Job) -> Iterator[dict[str, Any]]:
-    """Yields the answers to a job: one about the process, then two per kernel, at its start and with its record."""
+    """Yields the answers to a job: first the environment, then two per kernel, at its start and with its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": Environment.now(device.index or 0).to_dict()}
@@ -48,10 +48,9 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists by op the cases of a suite, and the kernels of this tree, with the reason if a kernel cannot run here.
+    """Lists, for each op, the cases of a suite and this source tree's kernels, with the reason if one cannot run here.
 
-    If the kernels are those of another repository, `file_of` has the file of each kernel, and only these are listed.
-    """
+    If the kernels come from another repository, `file_of` maps each kernel to its file, and only these are listed."""
     from rooflab.bench.ab.sides import largest
 
     rows, specs = {}, registry.ops()
@@ -59,11 +58,11 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
         if op not in specs:
             continue  # the other side may have this op; its comparison is then MISSING here
         spec = specs[op]
-        chosen = {name: it for name, it in registry.kernels(op).items() if file_of is None or it.id in file_of}
-        if file_of is not None and not chosen:
+        chosen_kernels = {name: it for name, it in registry.kernels(op).items() if file_of is None or it.id in file_of}
+        if file_of is not None and not chosen_kernels:
             continue
-        refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen.items()}
-        kernels = {name: f"{why.status}: {why.reason}" if why else None for name, why in refusals.items()}
+        refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen_kernels.items()}
+        kernels = {name: f"{cause.status}: {cause.reason}" if cause else None for name, cause in refusals.items()}
         cases = spec.cases_in(job["suite"])
         rows[op] = {
             "kernels": kernels,
@@ -71,13 +70,13 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
             "largest": [case.id for case in largest(spec, cases)],
             "taken": [case.id for text in job["cases"] if (case := _case_of(spec, text)) is not None],
             "schemes": list(spec.schemes),
-            "files": sorted({file_of[kernel.id] for kernel in chosen.values()}) if file_of else [],
+            "files": sorted({file_of[kernel.id] for kernel in chosen_kernels.values()}) if file_of else [],
         }
     return rows
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
-    """Returns the case that `text` describes; None if the op has no such case."""
+    """Returns the case that `text` describes, or None if the op does not accept the case."""
     try:
         return spec.check_case(Case.parse(text))
     except ValueError:
@@ -85,10 +84,9 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
 
 
 def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """Checks the kernel with adversarial inputs on the op's first small case, and without them on the case of `target`.
+    """Checks the kernel on the op's first small case with adversarial inputs, and on `target`'s case with usual inputs.
 
-    If the kernel does not take the small case, the adversarial inputs are made for the case of `target`.
-    """
+    If the kernel does not support the small case, the adversarial inputs are made for the case of `target`."""
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
@@ -104,7 +102,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """Checks, in the emulator, a kernel that cannot run here.  Returns the record if the kernel is wrong, else None."""
+    """Checks a kernel that cannot run here in the emulator.  Returns a record if the kernel is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
@@ -116,7 +114,7 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Reco
 
 
 def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """Times one kernel, and then judges the outputs of the timed calls.  Returns the record with the samples."""
+    """Times one kernel, and then checks the outputs of the timed calls.  Returns the record with the time samples."""
     spec, kernel, case, scheme = _resolve(target)
     return _timed(kernel, spec, case, scheme, blank, job, device)
 
@@ -132,8 +130,8 @@ def _function(blank: Record, job: Job) -> Record:
             result = prepared.checked(job["seed"])
             return _ended(blank, result.status, result.reason)
     except Failed.errors() as error:
-        failed = Failed.of(error, "the functions")
-        return _ended(blank, failed.status, failed.reason)
+        failure = Failed.of(error, "the functions")
+        return _ended(blank, failure.status, failure.reason)
     return _timed(*prepared[:4], blank, job, prepared.device)
 
 
@@ -167,15 +165,15 @@ def _timed(
     run = Measurement(spec, scheme, settings)
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)
-    (made,) = run.records([kernel], [case])
+    (result,) = run.records([kernel], [case])
     timed = replace(
         blank,
-        **{name: getattr(made, name) for name in _OF_A_READING},
-        reason=made.reason if made.status != "OK" else "",
+        **{name: getattr(result, name) for name in _OF_A_READING},
+        reason=result.reason if result.status != "OK" else "",
     )
-    if made.status != "OK":
+    if result.status != "OK":
         return timed
-    return replace(timed, basis="measured", latency_median_ms=made.latency_median_ms, samples=made.samples)
+    return replace(timed, basis="measured", latency_median_ms=result.latency_median_ms, samples=result.samples)
 
 
 def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
@@ -189,8 +187,8 @@ PROBE_CYCLES = 10_000_000
 
 
 class Slowed(Rotation):
-    """A rotation that waits after each call for `share` of the call's time.  On a CPU the wait is a loop; with CUDA the
-    device waits."""
+    """Calls a kernel on copies of its inputs, and waits after each call for `share` of the call's time.  On a CPU a
+    loop waits; on CUDA the device waits."""
 
     def __init__(self, rotation: Rotation, share: float, device: torch.device):
         self.__dict__ |= vars(rotation)
@@ -199,7 +197,7 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """A function that makes the first call and then waits: the observed call must be like the timed calls."""
+        """Returns a function for the first call, which is observed.  This call waits too, like the timed calls."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:
@@ -212,11 +210,11 @@ class Slowed(Rotation):
             _cuda._sleep(int(self._cycles))
             return result
         # The wait follows this very call: a call that finds its data in a cache waits less than one that does not.
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         result = call()
-        ended = time.perf_counter()
-        until = ended + self._share * (ended - began)
-        while time.perf_counter() < until:
+        end_s = time.perf_counter()
+        deadline_s = end_s + self._share * (end_s - start_s)
+        while time.perf_counter() < deadline_s:
             pass
         return result
 
@@ -226,7 +224,7 @@ _cuda: Any = torch.cuda
 
 
 def _cycles(function: Callable[[], object]) -> float:
-    """The device cycles that a call of `function` takes, on the clock that `torch.cuda._sleep` counts."""
+    """Returns the device cycles that a call of `function` takes, on the clock that `torch.cuda._sleep` counts."""
     times = sorted(_elapsed_ms(function) for _ in range(PROBES))
     return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
 

@@ -1,8 +1,8 @@
-"""`compare(my_fn, ref_fn, make_inputs)`: an A/B of any two functions, without a spec.
+"""Compares any two functions in an A/B run, without an op's specification: `compare(my_fn, ref_fn, make_inputs)`.
 
-An op is made of the functions, so the usual check and the usual timer apply.  A fresh process finds a function of an
-importable module by its name, and a function at the top of a script by the script's path, so that Triton finds the
-source of a kernel.  Any other function (a lambda, or one in a notebook) is sent by value, through cloudpickle.
+The functions become an op, so the usual check and the usual timer apply.  A fresh process finds a function of an
+importable module by its name.  It finds a function at the top level of a script by the script's path, so that Triton
+finds the source of a kernel.  Any other function (a lambda, or one in a notebook) is sent by value, with cloudpickle.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ KEY, SCHEME = "function", "as made"
 
 @dataclass(frozen=True)
 class Compared:
-    """The result of `compare`."""
+    """Holds the result of `compare`."""
 
     outcome: Outcome
     result: AbResult
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on `my_fn`: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED or INVALID."""
+        """Returns the verdict on `my_fn`: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED or INVALID."""
         return self.outcome.verdict
 
     @property
     def exit_status(self) -> int:
-        """The exit status of `rooflab ab --strict`: 0 for FASTER and SAME."""
+        """Returns the exit status of `rooflab ab --strict`: 0 for FASTER and SAME."""
         return exit_status([self.outcome], strict=True)
 
     def __str__(self) -> str:
         outcome = self.outcome
-        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {outcome.verdict}"
+        headline = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {outcome.verdict}"
         if outcome.effect is None:
-            return f"{sides}: {outcome.reason}"
+            return f"{headline}: {outcome.reason}"
         bounds = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
-        text = f"{sides}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
+        text = f"{headline}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
         text += f": {outcome.reason}" if outcome.reason else ""
         stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
         return f"{text}. {power([outcome])}{stopped}"
@@ -77,20 +77,19 @@ def compare(
 ) -> Compared:
     """Checks `my_fn` against `ref_fn`, and measures in pairs of fresh processes whether `my_fn` is slower or faster.
 
-    `make_inputs(seed)` (or without arguments) returns a tuple, a mapping or one tensor.  Both functions run on the
-    device of these inputs.  They get the items of a mapping as keywords, or the members of a tuple by position, and
-    return a tensor or a tuple of tensors.  A fresh process must be able to import the functions: define them at the top
-    level of a module, or of a script that guards its own work by `if __name__ == "__main__":`.  A lambda or a function
-    in a notebook is sent by value.  `threshold` is the ratio that matters, `floor_s` is the time difference that
-    matters, `kernel_s` is the time for the readings of one process.  After `budget_s` the run ends with fewer pairs.
-    `progress` is called with a line for each process; by default the lines go to standard error.
-    Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict.
-    """
+    `make_inputs(seed)` or `make_inputs()` returns a tuple, a mapping or one tensor.  Both functions run on the device
+    of these inputs.  The functions get a mapping as keyword arguments, or a tuple as positional arguments.  The result
+    is a tensor or a tuple of tensors.  A fresh process must be able to import the functions.  So define the functions
+    at the top level of a module, or of a script that guards its own work with `if __name__ == "__main__":`.  A lambda
+    or a function in a notebook is sent by value.  `threshold` is the smallest ratio that matters, and `floor_s` is the
+    smallest time difference that matters.  `kernel_s` is the measuring time of one process.  After `budget_s` the run
+    ends with fewer pairs.  `progress` is called with a line for each process; by default the lines go to standard
+    error.  Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict."""
     from rooflab.bench.show import note  # not in the processes that measure
 
     rules = Rules(threshold, floor_s)
-    made = make(make_inputs, seed)
-    values = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else (made,)
+    items = make(make_inputs, seed)
+    values = items.values() if isinstance(items, Mapping) else items if isinstance(items, tuple | list) else (items,)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
         raise ValueError("make_inputs: expected at least one tensor, got none")
@@ -98,11 +97,11 @@ def compare(
     path = [entry for entry in sys.path if entry]
     sides = [
         Side(
-            label := _label(function, other),
+            label := _label(function, fallback),
             {KEY: Target(KEY, label, "", SCHEME)},
             functions={**packed, "fn": pack(function), "path": path},
         )
-        for function, other in ((ref_fn, "reference"), (my_fn, "mine"))
+        for function, fallback in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
     settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
     result = run(Comparison(sides[0], sides[1]), settings, progress or note)
@@ -115,7 +114,7 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """The op of the packed functions `fn`, `reference` and `make_inputs`.  Raises like `FunctionOp.of`."""
+    """Returns the op of the packed functions `fn`, `reference` and `make_inputs`.  Raises as `FunctionOp.of` does."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 
@@ -125,7 +124,7 @@ SCRIPT = "__rooflab_script__"
 
 
 def pack(function: Callable[..., Any]) -> dict[str, str]:
-    """The data from which a fresh process rebuilds the function.  Raises `ValueError` if there is no such data."""
+    """Returns data from which a fresh process rebuilds the function.  Raises `ValueError` if this is not possible."""
     name = getattr(function, "__qualname__", "")
     main = sys.modules["__main__"]
     file = Path(getattr(main, "__file__", None) or "")
@@ -139,7 +138,7 @@ def pack(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
-    """Rebuilds, in another process, the function that `pack` has packed."""
+    """Rebuilds a function, in another process, from the data that `pack` returned."""
     if "pickle" in packed:
         function: Callable[..., Any] = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
@@ -150,12 +149,12 @@ def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _find(module: Any, name: str) -> Any:
-    for part in name.split("."):
-        module = getattr(module, part, None)
+    for attribute in name.split("."):
+        module = getattr(module, attribute, None)
     return module
 
 
 def make(make_inputs: Callable[..., Any], seed: int) -> Any:
-    """Calls `make_inputs` with `seed`.  If it takes no arguments, only torch's generators get the seed."""
+    """Returns `make_inputs(seed)`, or `make_inputs()` if there are no parameters.  Seeds torch's generators first."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()

@@ -1,9 +1,10 @@
-"""Statistics of paired readings: an estimate, its bounds, and the smallest effect that the pairs could have shown.
+"""Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-One effect is the log ratio of one pair of fresh processes, side B over side A.  Launches inside one process are not
-independent: with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower.  So this
-module does not use single launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh averages.  A
-Walsh average is a mean of two effects.  Bounds and p-values are exact, by Wilcoxon's signed-rank test on the averages.
+An effect is the log ratio of the times in one pair of fresh processes, side B over side A.  Launches inside one process
+are not independent: with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower.
+So this file does not use single launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh
+averages.  A Walsh average is the mean of two effects.  Bounds and p-values are exact, by Wilcoxon's signed-rank test on
+the averages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ POWER_FACTOR = 1.0 + 0.8416 / 1.6449
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of side B over side A with its bounds, as log ratios."""
+    """Describes the effect of side B over side A with its bounds, as log ratios."""
 
     pairs: int
     effect: float
@@ -35,21 +36,21 @@ class Effect:
 
     @property
     def half_width(self) -> float:
-        """The larger distance from the estimate to one of its two bounds."""
+        """Returns the larger of the two distances from the estimate to its bounds."""
         return max(self.effect - self.low, self.high - self.effect)
 
     def smallest_visible(self, margin: float) -> float:
-        """The smallest effect that these pairs would have shown to exceed `margin`, with a probability of 80%."""
+        """Returns the smallest effect that these pairs detect as larger than `margin` with a probability of 80%."""
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """The number of pairs that distinguish `effect` from 0 with a probability of 80%; infinite if it is unknown."""
-        needed = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
-        return max(5.0, math.ceil(needed)) if math.isfinite(needed) else math.inf
+        """Returns the number of pairs that tell `effect` from 0 with a probability of 80%; infinite if unknown."""
+        num_pairs = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
+        return max(5.0, math.ceil(num_pairs)) if math.isfinite(num_pairs) else math.inf
 
 
 def estimate(effects: Sequence[float]) -> Effect:
-    """Estimates the effect of pairs.  Raises `ValueError` if `effects` is empty or has a value that is not finite."""
+    """Estimates the effect from several pairs.  Raises `ValueError` if `effects` is empty or has a non-finite value."""
     averages = walsh_averages(effects)
     skipped = _skipped(len(effects))
     low = float(averages[skipped - 1]) if skipped else -math.inf
@@ -58,13 +59,13 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """The one-sided p-value of "the effect is at most `margin`".  An average equal to `margin` supports this."""
-    above = int((walsh_averages(effects) > margin).sum())
-    return float(_distribution(len(effects))[above:].sum())
+    """Returns the one-sided p-value of "the effect is at most `margin`".  An average of `margin` counts for it."""
+    num_above = int((walsh_averages(effects) > margin).sum())
+    return float(_distribution(len(effects))[num_above:].sum())
 
 
 def walsh_averages(effects: Sequence[float]) -> np.ndarray:
-    """All means of two effects, in ascending order.  The two effects may be the same effect."""
+    """Returns the means of all pairs of effects, in ascending order.  A pair may hold the same effect twice."""
     values = np.asarray(effects, dtype=float)
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
@@ -74,7 +75,7 @@ def walsh_averages(effects: Sequence[float]) -> np.ndarray:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """For each p-value, the least false-discovery rate at which it is a discovery (Benjamini and Hochberg, 1995)."""
+    """Returns the smallest false-discovery rate at which each p-value is significant (Benjamini and Hochberg, 1995)."""
     from scipy.stats import false_discovery_control  # The import takes 0.6 s, which no measuring process should spend.
 
     return [float(value) for value in false_discovery_control(p_values)] if p_values else []
@@ -82,7 +83,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """The probability of each signed-rank sum if the signs are random: the subset sums of 1 to `pairs`."""
+    """Returns the probability of each signed-rank sum if the signs are random: the subset sums of 1 to `pairs`."""
     counts = np.ones(1)
     for rank in range(1, pairs + 1):
         longer = np.zeros(counts.size + rank)
@@ -94,5 +95,5 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """The largest k for which the k-th smallest average is a lower bound at `ALPHA`; 0 if there is no such k."""
+    """Returns the largest `k` for which the `k`-th smallest average is a lower bound at level `ALPHA`, else 0."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

@@ -1,11 +1,11 @@
-"""Makes the evidence of an A/B from the records of a run, or from two files or folders of records.
+"""Builds the evidence of an A/B comparison from the records of a run, or from two files or folders of records.
 
-Records that are missing, wrong or from another machine never pass.
+A comparison never passes if its records are missing, wrong or from another machine.
 
-A record is the reading of one process.  If the records of the two sides alternate in time, they are pairs.  If one side
-was measured after the other, the machine may have drifted.  Then an effect has a verdict only if it is much larger than
-the possible drift (`drift`).  Records of an A/B say whether they belong to the confirming batch.  Other records are
-halved: the first half calls a difference, and the second half confirms it.
+A record is the measurement of one process.  If the records of the two sides alternate in time, they form pairs.  If one
+side was measured after the other, the machine may have drifted.  Then an effect has a verdict only if the effect is
+much larger than the possible drift (`drift`).  Records of an A/B run say whether they belong to the confirming batch.
+Other records are split: the first half finds a difference, and the second half confirms it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,19 @@ APART = "the sides were not measured in turn, so that a drift of the machine may
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """The outcomes of every kernel, case and scheme that has a record on side A.
+    """Returns the outcomes of every kernel, case and scheme (dtypes) that has a record on side A.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
-    read (truncated, of a newer schema, or missing), if both sides have records of one run, or if the records of one
-    side have several commits.
-    """
+    read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of one run, or
+    if one side has records of several commits."""
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
-    named = kernels or (None, None)
-    sides = [_by_key(read(path), kernel) for path, kernel in zip((a, b), named, strict=True)]
+    kernel_names = kernels or (None, None)
+    side_records = [_by_key(read(path), kernel) for path, kernel in zip((a, b), kernel_names, strict=True)]
     labels = (str(a), str(b))
     evidence = []
-    for key, first in sides[0].items():
-        second = sides[1].get(key, [])
+    for key, first in side_records[0].items():
+        second = side_records[1].get(key, [])
         _check_apart(key, first, second, labels)
         if not second:
             gone = f"{labels[0]} has it, {labels[1]} has not: removed or renamed"
@@ -69,7 +68,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
 
 
 def only_in(a: Path, b: Path) -> list[str]:
-    """Returns the comparisons that only side B has.  They are new, so there is nothing to compare them with."""
+    """Returns the comparisons that only side B has.  They are new, so side A has nothing to compare with them."""
     keys = _by_key(read(a))
     return [key for key in _by_key(read(b)) if key not in keys]
 
@@ -88,7 +87,7 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
 
 
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
-    """Raises `ValueError` if a run is on both sides, or if a side has several commits."""
+    """Raises `ValueError` if both sides have records of one run, or if one side has records of several commits."""
     runs = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
     common = sorted(run for run, _ in runs[0] & runs[1])
     if common:
@@ -101,7 +100,7 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
 
 
 def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
-    """Why the records come from different machines; empty if they come from one machine."""
+    """Returns the reason if the records come from different machines, else an empty text."""
     for records, label in zip((first, second), labels, strict=True):
         if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
             return f"{label}: a record does not say of which machine it is"
@@ -110,7 +109,7 @@ def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[st
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Names the hardware, driver or setting in which two environments differ; empty if they do not differ."""
+    """Describes the first difference in hardware, driver or settings of two environments; empty if they are equal."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):
@@ -134,24 +133,23 @@ def evidence_of(
 ) -> Evidence:
     """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
-    `floors` are noise floors by kernel, as an A/A stores them; this also holds for a comparison of two kernels.
-    `stopped` says why a confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count,
-    even if both sides ran the same device code.
-    """
+    `floors` holds the noise floor of each kernel, as A/A runs store it, also for a comparison of two kernels.
+    `stopped` says why the confirming batch has fewer pairs than requested.  With `by_activity=False` only the times
+    count, even if both sides ran the same device code."""
     first, second = _counted(first, second)
-    both = [*first, *second]
-    if broken := _broken(first, second, labels):
-        return Evidence(key, broken=broken)
+    records = [*first, *second]
+    if fault := _broken(first, second, labels):
+        return Evidence(key, broken=fault)
     a, b = _runs(first), _runs(second)
-    pairs, again = _batches(a, b, rules)
-    count = len(pairs) + len(again)
+    first_pairs, second_pairs = _batches(a, b, rules)
+    count = len(first_pairs) + len(second_pairs)
     lack = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
-    floors_here = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in both}
-    calling = {record.activity_hash for record in both if not record.metrics.get(CONFIRMS)}
+    floors_here = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in records}
+    calling = {record.activity_hash for record in records if not record.metrics.get(CONFIRMS)}
     return Evidence(
         key=key,
-        first=pairs,
-        second=again,
+        first=first_pairs,
+        second=second_pairs,
         drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
         drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
         noise_floor=max((floor for floor in floors_here if floor is not None), default=None),
@@ -161,7 +159,7 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns both sides without the pairs that have a NOISY reading.  A batch that has only such pairs keeps them."""
+    """Returns both sides without the pairs that have a NOISY record.  A batch of only such pairs keeps its pairs."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
@@ -172,11 +170,10 @@ def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Re
 
 
 def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
-    """The verdict and the reason if the records cannot be compared: the worst fault of a record, or several methods.
+    """Returns the verdict and the reason if records cannot be compared: the worst fault, or different timing methods.
 
-    Warm and cold L2 are two methods, for all kernels.  A kernel that is wrong on one side is a worse fault than a
-    kernel that was not run on the other side.
-    """
+    Warm and cold L2 caches are different methods, for all kernels.  A wrong kernel on one side is a worse fault than a
+    kernel that did not run on the other side."""
     faults = []
     for records, label in zip((first, second), labels, strict=True):
         for record in records:
@@ -192,7 +189,7 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
 
 
 def fault_of(record: Record) -> tuple[Verdict, str] | None:
-    """The verdict and the reason if a reading cannot be compared: its status is not OK, or its time is not valid."""
+    """Returns the verdict and the reason if a record cannot be compared: its status is not OK, or its time invalid."""
     median, samples = record.latency_median_ms, record.samples_s
     if record.status == "INCORRECT":
         return "INCORRECT", record.reason
@@ -210,7 +207,7 @@ def fault_of(record: Record) -> tuple[Verdict, str] | None:
 
 
 class _Run(NamedTuple):
-    """The reading of one process of a side."""
+    """Describes the measurement of one process of a side."""
 
     timestamp: str
     seconds: float
@@ -219,29 +216,29 @@ class _Run(NamedTuple):
     """For an A/B, 1 if the pair is in the second batch and 0 if it is in the first; else None."""
 
 
-_Pairs = tuple[tuple[float, float], ...]
+_TimePairs = tuple[tuple[float, float], ...]
 
 
-def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs, _Pairs]:
-    """The pairs of the first and of the second batch.  If the first half calls no difference, the second is empty."""
+def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_TimePairs, _TimePairs]:
+    """Returns the pairs of the first and second batches.  The second is empty if the first half shows no difference."""
     if all(run.confirms is not None for run in (*a, *b)):
         first, second = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
         )
         return first, second
-    pairs = _paired(a, b)
-    half = (len(pairs) + 1) // 2
-    if wants_confirmation(Evidence("", first=pairs[:half]), rules):
-        return pairs[:half], pairs[half:]
-    return pairs, ()
+    all_pairs = _paired(a, b)
+    middle = (len(all_pairs) + 1) // 2
+    if wants_confirmation(Evidence("", first=all_pairs[:middle]), rules):
+        return all_pairs[:middle], all_pairs[middle:]
+    return all_pairs, ()
 
 
-def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
+def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _TimePairs:
     return tuple((first.seconds, second.seconds) for first, second in zip(a, b, strict=False))
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
-    """Groups the records by run, in the order of time."""
+    """Groups the records by run, in time order."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record.run_id, []).append(record)
@@ -256,22 +253,23 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether the sides alternate in time: each pair ends before the next pair begins."""
-    pairs = [sorted(times) for times in zip(a, b, strict=False)]
-    return all(pair[1] <= later[0] for pair, later in pairwise(pairs)) and len(pairs) > 1
+    """Returns whether the sides alternate in time: each pair ends before the next pair begins."""
+    time_pairs = [sorted(times) for times in zip(a, b, strict=False)]
+    return all(earlier[1] <= later[0] for earlier, later in pairwise(time_pairs)) and len(time_pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
-    """The possible drift of a machine between two sides, as a log ratio.  A side is a list of (time of run, seconds).
+    """Returns the possible drift of a machine between two sides, as a log ratio.  A side lists `(time of run,
+    seconds)`.
 
     The drift is the largest change within a side.  It grows with the square root of the time between the sides, like a
-    random walk.  In 10,000 simulated random walks, with sides separated by up to 1,000 times their length, none went
+    random walk.  In 10,000 simulated random walks, with sides up to 1,000 times their length apart, none went
     `BEYOND_DRIFT` times as far (tests/ab/test_ab_estimate.py).  If two sides of ten minutes are a day apart, the drift
-    is 12 times as large.  It is infinite if a side has no two times."""
+    is 12 times as large.  The drift is infinite if a side does not have two different times."""
     times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]
     span = min((max(side) - min(side) for side in times if side), default=0.0)
     if not span > 0:
         return math.inf
-    seen = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
+    change = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
     apart = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
-    return seen * math.sqrt(max(1.0, apart / span))
+    return change * math.sqrt(max(1.0, apart / span))

@@ -1,4 +1,4 @@
-"""The modes of `rooflab ab`: two kernels, two revisions, record files, and the self-test."""
+"""Runs the modes of `rooflab ab`: two kernels, two revisions, record files, and the self-test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from rooflab.bench.ab import evidence, output
 from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
 from rooflab.bench.ab.self_test import KERNELS, self_test
-from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Subset, check_names, two_kernels, two_trees
+from rooflab.bench.ab.sides import (
+    ROOT,
+    Comparison,
+    Listings,
+    Side,
+    SideName,
+    Subset,
+    check_names,
+    two_kernels,
+    two_trees,
+)
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core import ChildFailed, choose_kernels
@@ -26,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class AbReport:
-    """The results that the command `rooflab ab` shows."""
+    """Holds the results that the command `rooflab ab` shows."""
 
     title: str
     tables: Sequence[tuple[str, Sequence[Outcome]]]
@@ -43,8 +53,9 @@ class AbReport:
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
     def exit_status(self, strict: bool) -> ExitStatus:
-        """The exit status, as in `verdict.EXIT_STATUS`.  A self-test is INCORRECT if a verdict was wrong; with `strict`
-        it is UNDECIDED if it did not detect the injected slowdown."""
+        """Returns the exit status, as in `verdict.EXIT_STATUS`.  A self-test with a wrong verdict is INCORRECT.  With
+        `strict`, a self-test that did not detect the injected slowdown is UNDECIDED.
+        """
         if self.faults:
             return ExitStatus.INCORRECT
         if self.judged:
@@ -63,19 +74,18 @@ class AbReport:
 
 
 def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
-    """Compares two kernels of one op in this tree."""
+    """Compares two kernels of one op in this source tree."""
     return _ran(two_kernels(subset), settings, out, say, [])
 
 
 def of_revisions(
     base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
 ) -> AbReport:
-    """Compares the kernels of the revision `base` with those of `head`, or of the working tree.  With `changed`, only
-    ops that the difference affects are compared.
+    """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
+    `changed`, compares only the ops that the changed files affect.
 
     The repository is Rooflab's, or another repository that has the kernels in its files or its installed package.
-    Raises `ValueError` if git does not know a revision, or if a tree cannot be imported.
-    """
+    Raises `ValueError` if git does not know a revision, or if a revision cannot be imported."""
     files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
     repository = repository_of(files, ROOT)
@@ -87,25 +97,25 @@ def of_revisions(
             check_contract(side.path, side.label, option)
         first, second = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
         if repository:
-            places = files_in((a.path, b.path), repository, files)
+            side_files = files_in((a.path, b.path), repository, files)
             first, second = (
                 replace(side, tree=ROOT, files=paths, within=side.tree, import_path=import_path(repository, side.tree))
-                for side, paths in zip((first, second), places, strict=True)
+                for side, paths in zip((first, second), side_files, strict=True)
             )
         runner = JobRunner(Comparison(first, second), settings)
-        listed = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
-        if repository and not any(listed):
+        listings = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
+        if repository and not any(listings):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
-        check_names(listed, subset)
+        check_names(listings, subset)
         title = f"{a.label} against {b.label}"
         if changed:
             files_changed = changed_files(root, str(a.commit), b.commit if head else None)
-            ops = _touched(files_changed, listed, (a.path, b.path), repository)
+            ops = _touched(files_changed, listings, (a.path, b.path), repository)
             ops = [op for op in ops if not subset.ops or op in subset.ops]
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)
             subset = replace(subset, ops=ops)
-        comparison, notes = two_trees(first, second, listed, subset)
+        comparison, notes = two_trees(first, second, listings, subset)
         if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
@@ -119,8 +129,8 @@ def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> 
         raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
 
 
-def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
-    """The ops of both sides that the changed files affect."""
+def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
+    """Returns the ops of both sides that the changed files affect."""
     ops = sorted({*listed[0], *listed[1]})
     if repository is None:
         return touched_ops(changed, ops, users(trees, ops))
@@ -130,11 +140,11 @@ def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], r
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Compares two complete files or folders of records.  Raises `ValueError` on an argument that selects a part."""
+    """Compares two complete files or folders of records.  Raises `ValueError` if `subset` selects only a part."""
     choices = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
-    named = [name for name, value in choices.items() if value]
-    if named:
-        raise ValueError(f"records: expected no {' and no '.join(named)} beside them, which are compared whole")
+    used_options = [name for name, value in choices.items() if value]
+    if used_options:
+        raise ValueError(f"records: expected no {' and no '.join(used_options)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
     outcomes = evidence.compare_files(files[0], files[1], rules, subset.kernels)
@@ -147,18 +157,18 @@ def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
 def of_self_test(
     subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
 ) -> AbReport:
-    """Runs the self-test of the A/B: compares identical code, and then slowed code."""
+    """Tests the A/B method itself: compares identical code, and then identical code that is slowed on purpose."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     if inject is not None and not 0 < inject <= 10:
         raise ValueError(f"inject: expected a share of the time above 0 and up to 10, got {inject:g}")
     ops: Sequence[str | None] = subset.ops or ((None,) if subset.kernels else ())
-    chosen = [pair for op in ops for pair in choose_kernels(op, subset.kernels or ("library",))]
-    pairs = [(kernel.op, kernel.name) for kernel, _ in chosen] or KERNELS
-    files = tuple(dict.fromkeys(file for _, file in chosen if file))
+    chosen_kernels = [choice for op in ops for choice in choose_kernels(op, subset.kernels or ("library",))]
+    kernel_names = [(kernel.op, kernel.name) for kernel, _ in chosen_kernels] or KERNELS
+    files = tuple(dict.fromkeys(file for _, file in chosen_kernels if file))
     scheme = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
     tested = self_test(
-        pairs, settings, subset.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
+        kernel_names, settings, subset.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
     )
     if out is not None:
         for result in tested.repeats:  # A reading of a kernel that was slowed on purpose is not kept.

@@ -1,4 +1,4 @@
-"""Writes the outcomes of an A/B as rows, JUnit XML and Markdown."""
+"""Writes the outcomes of an A/B comparison as rows, JUnit XML and Markdown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import change
 
-SHOWN = 10
+MAX_ROWS = 10
 """A comment shows this many comparisons, the worst ones; the others are folded."""
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """One row of the table of outcomes, for the terminal and for Markdown."""
+    """Returns one row of the table of outcomes, for the terminal and for Markdown."""
     return {
         "comparison": outcome.key,
         "verdict": outcome.verdict,
@@ -38,28 +38,28 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def as_mapping(outcome: Outcome) -> dict[str, Any]:
-    """All fields of an outcome, except the raw readings.  The records have the raw readings."""
+    """Returns all fields of an outcome, except the raw measurements, which the records hold."""
     return {name: value for name, value in vars(outcome).items() if name != "evidence"}
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """The number of outcomes for each verdict, the worst verdict first, such as `1 SLOWER, 2 SAME`."""
+    """Returns the number of outcomes for each verdict, the worst verdict first, such as `1 SLOWER, 2 SAME`."""
     counts = Counter(str(outcome.verdict) for outcome in outcomes)
     order = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER", "UNRESOLVED", "SAME", "FASTER")
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]) or "nothing was compared"
 
 
 def power(outcomes: Sequence[Outcome]) -> str:
-    """A sentence with the smallest effect that the run could have detected."""
+    """Returns a sentence with the smallest effect that the run could have detected."""
     if not any(outcome.pairs for outcome in outcomes):
         return "Nothing was measured."
-    seen = [found for outcome in outcomes if (found := outcome.smallest_visible_effect) is not None]
-    needed = [found for outcome in outcomes if (found := outcome.pairs_for_1_percent) is not None]
-    if not seen or not needed:
+    visible_effects = [value for outcome in outcomes if (value := outcome.smallest_visible_effect) is not None]
+    pair_counts = [value for outcome in outcomes if (value := outcome.pairs_for_1_percent) is not None]
+    if not visible_effects or not pair_counts:
         return "No effect could have been seen: that takes at least 5 pairs."
-    visible = f"{change(statistics.median(seen))}{_worst(change(max(seen)), seen)}"
-    pairs = f"{statistics.median(needed):.0f} pairs{_worst(f'{max(needed):.0f}', needed)}"
-    return f"Smallest effect seen with a chance of 80%: {visible}. To tell 1% from no effect: {pairs}."
+    visible = f"{change(statistics.median(visible_effects))}{_worst(change(max(visible_effects)), visible_effects)}"
+    pair_text = f"{statistics.median(pair_counts):.0f} pairs{_worst(f'{max(pair_counts):.0f}', pair_counts)}"
+    return f"Smallest effect seen with a chance of 80%: {visible}. To tell 1% from no effect: {pair_text}."
 
 
 def _worst(text: str, values: Sequence[float]) -> str:
@@ -67,7 +67,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison: failed if its exit status is not 0, skipped if UNRESOLVED is allowed."""
+    """Writes one test case per comparison.  It fails if its exit status is not 0.  An allowed UNRESOLVED is skipped."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     suite = TestSuite("rooflab ab")
@@ -89,13 +89,13 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
-    """Writes a Markdown comment: a table of the `SHOWN` worst comparisons, and a folded table of the others."""
+    """Writes a Markdown comment: a table of the `MAX_ROWS` worst comparisons, and a folded table of the others."""
     order = list(EXIT_STATUS)
-    worst = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
-    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(worst[:SHOWN])]
-    if len(worst) > SHOWN:
-        folded = f"<details><summary>{len(worst) - SHOWN} more</summary>"
-        lines += ["", folded, "", *_table(worst[SHOWN:]), "", "</details>"]
+    ranking = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
+    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(ranking[:MAX_ROWS])]
+    if len(ranking) > MAX_ROWS:
+        folded = f"<details><summary>{len(ranking) - MAX_ROWS} more</summary>"
+        lines += ["", folded, "", *_table(ranking[MAX_ROWS:]), "", "</details>"]
     lines += ["", power(outcomes), *(f"- {markdown_cell(note)}" for note in notes), ""]
     write_whole(path, "\n".join(lines))
 
@@ -106,6 +106,6 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     for cells in map(row, outcomes):
         times = ["" if cells[name] is None else f"{cells[name]:.4g}" for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
-        shown = [cells[name] for name in ("visible", "pairs", "reason")]
-        rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds, *shown])
+        texts = [cells[name] for name in ("visible", "pairs", "reason")]
+        rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds, *texts])
     return markdown_table(columns, rows)

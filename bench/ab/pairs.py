@@ -1,6 +1,6 @@
-"""Runs the fresh processes of an A/B: in pairs, in a seeded ABBA order, within a time budget.
+"""Runs the fresh processes of an A/B comparison: in pairs, in a seeded ABBA order, within a time budget.
 
-If a process dies or hangs, only the reading of the kernel that it ran is lost.
+If a process dies or hangs, only the measurement of its current kernel is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rooflab.roofline.numbers import counted
 
 @dataclass(frozen=True)
 class AbSettings:
-    """The settings of an A/B: how long to measure, and how to judge."""
+    """Holds the settings of an A/B comparison: how long to measure, and how to judge."""
 
     rules: Rules = field(default_factory=Rules)
     pairs: int = 12
@@ -49,7 +49,7 @@ Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
 
 @dataclass
 class Batch:
-    """The readings of one batch of pairs."""
+    """Holds the measurements of one batch of pairs."""
 
     read: list[tuple[SideName, str, Record]] = field(default_factory=list)
     """The side, the key and the record of every reading, in time order."""
@@ -58,7 +58,7 @@ class Batch:
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
-    """Yields the order of the sides in each pair, drawn from `seed`: ABBA or BAAB, so that a steady drift cancels."""
+    """Yields the order of the sides in each pair.  `seed` draws ABBA or BAAB for two pairs, so steady drift cancels."""
     coin = random.Random(seed)
     while True:
         first: tuple[SideName, SideName] = ("A", "B") if coin.random() < 0.5 else ("B", "A")
@@ -79,27 +79,27 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures up to `pairs` pairs of the comparisons `keys`.  A pair starts only if it can end before `deadline` (a
-    time of `clock`), assuming the duration of the longest pair so far.  Time for `later` pairs is left.
+    """Measures up to `pairs` pairs of the comparisons `keys`.  A pair starts only if this pair and `later` more pairs
+    can end before `deadline` (a time of `clock`).  The longest pair so far gives the assumed duration of a pair.
 
-    If there is no time for `least` and `later` pairs, the run ends after the first pair, because more pairs could
-    decide nothing.  If a reading cannot be compared, its comparison leaves the run, and the others continue.  A NOISY
-    reading removes only its pair."""
+    If there is no time for `least + later` pairs, the run ends after the first pair, because fewer pairs decide
+    nothing.  If a measurement cannot be compared, only its comparison leaves the run.  A NOISY measurement removes only
+    its pair."""
     batch, order = Batch(), orders(seed)
-    broken: set[str] = set()
-    noisy: dict[tuple[str, int], str] = {}
+    broken_keys: set[str] = set()
+    noisy_reasons: dict[tuple[str, int], str] = {}
     longest = 0.0
     for number in range(pairs):
-        alive = [key for key in keys if key not in broken]
-        began = clock()
+        alive = [key for key in keys if key not in broken_keys]
+        start_s = clock()
         if not alive:
             break
-        lacking = (least + later - number) * longest - (deadline - began)
+        lacking = (least + later - number) * longest - (deadline - start_s)
         if number == 1 and lacking > 0:
             lacks = f"the {least + later} pairs that a verdict takes need {lacking:.0f} s more"
             batch.stopped = f"the budget is too short: at {longest:.1f} s a pair, {lacks}"
             break
-        if number and began + (1 + later) * longest > deadline:
+        if number and start_s + (1 + later) * longest > deadline:
             batch.stopped = f"the budget ended after {number} of {pairs} pairs"
             break
         for side in next(order):
@@ -109,14 +109,14 @@ def run_pairs(
                 record = replace(record, run_id=name, metrics={**record.metrics, **metrics})
                 batch.read.append((side, key, record))
                 if record.status == "NOISY":
-                    noisy.setdefault((key, number), record.reason)
+                    noisy_reasons.setdefault((key, number), record.reason)
                 elif fault_of(record) is not None:
-                    broken.add(key)
+                    broken_keys.add(key)
             done(f"pair {number + 1} of {pairs}, side {side}")
-        longest = max(longest, clock() - began)
-    lost = [reason for (key, _), reason in noisy.items() if key not in broken]
-    if lost and not batch.stopped:
-        batch.stopped = f"{counted(len(lost), 'pair')} not counted, because a reading is NOISY: {lost[0]}"
+        longest = max(longest, clock() - start_s)
+    reasons = [reason for (key, _), reason in noisy_reasons.items() if key not in broken_keys]
+    if reasons and not batch.stopped:
+        batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
     return batch
 
 
@@ -132,7 +132,7 @@ Mode = Literal["check", "measure", "list"]
 
 @dataclass
 class JobRunner:
-    """Runs the jobs of one comparison.  Each job has a fresh process."""
+    """Runs the jobs of one comparison, each job in a fresh process."""
 
     comparison: Comparison
     settings: AbSettings = field(default_factory=AbSettings)
@@ -142,44 +142,43 @@ class JobRunner:
     """The environment that the first process of each side reported."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Measures these kernels in one process.  If a kernel ends the process, another process measures the rest."""
+        """Measures the kernels of `keys` in one process.  If a kernel kills the process, another measures the rest."""
         readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.settings.kernel_s)
         self.judged.add(name)
         return readings
 
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Checks these kernels in one process.  If a kernel ends the process, another process checks the rest."""
+        """Checks the kernels of `keys` in one process.  If a kernel kills the process, another checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
     def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
-        """Lists the ops, kernels and cases of one side's tree, and the wanted cases that the tree has.
+        """Lists the ops, kernels and cases in one side's source tree, and the requested cases that the tree has.
 
-        Raises `ChildFailed` if the tree cannot be imported.
-        """
+        Raises `ChildFailed` if the tree cannot be imported."""
         side = self.comparison.side(name)
-        asked = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
-        answers = list(ask_process(side, self._job(side, "list", ()) | asked, CHECK_S))
-        listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
-        return listed
+        request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
+        answers = list(ask_process(side, self._job(side, "list", ()) | request, CHECK_S))
+        listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
+        return listing
 
     def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
-        """The job of one fresh process as JSON values: the side with the targets of `keys`, and the settings."""
+        """Returns the job of a process as JSON values: the side with the targets of `keys`, and the settings."""
         job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
-        how = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
-        return job | how | {"mode": mode}
+        options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
+        return job | options | {"mode": mode}
 
     def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         readings: dict[str, Record] = {}
-        left = list(keys)
-        while left and (answered := self._run(name, mode, left, limit_s)):
+        remaining_keys = list(keys)
+        while remaining_keys and (answered := self._run(name, mode, remaining_keys, limit_s)):
             readings |= answered
-            left = [key for key in left if key not in readings]
-        for key in left:
+            remaining_keys = [key for key in remaining_keys if key not in readings]
+        for key in remaining_keys:
             readings[key] = self._failed(name, key, "RUNTIME_ERROR", "its process gave no answer about it")
         return readings
 
     def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
-        """The readings of one process.  If a kernel ended the process, the reading of this kernel is a failure."""
+        """Returns the records of one process.  If a kernel ended the process, the kernel's record is a failure."""
         side = self.comparison.side(name)
         job = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}
@@ -204,7 +203,7 @@ class JobRunner:
 
 
 def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
-    """Yields the answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
+    """Yields the answers of a process.  Raises `ChildFailed` if the process ends early or is silent for `limit_s`."""
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
     environment |= {"PYTHONPATH": side.import_path} if side.within else {}

@@ -1,7 +1,7 @@
-"""Tests whether the A/B can be trusted here: it must find no difference in equal code, and an injected slowdown.
+"""Tests the A/B method on this machine: it must find an injected slowdown, and no difference in equal code.
 
-The test compares every kernel with itself, and then with itself slowed down (`ab_worker.Slowed`).  The A/A outcomes
-become the noise floor of the machine, and later runs compare their verdicts with this floor.
+The test compares every kernel with itself (A/A), and then with itself slowed down (`ab_worker.Slowed`).  The A/A
+outcomes give the noise floor of the machine.  Later runs compare their effects with this floor.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ KERNELS = (
 """The default kernels of the self-test: kernels bound by compute, kernels bound by memory, and short kernels."""
 INJECTED = {"cpu": 0.20, "cuda": 0.05}
 """The default injected slowdown.  It is larger on a CPU, because times of processes differ by more than 5% there."""
-QUIET = 0.25
+MAX_FLOOR_SHARE = 0.25
 """The verdict SLOWER is required only if the noise floor is below this share of the injected slowdown."""
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The result of the self-test."""
+    """Holds the result of the self-test."""
 
     repeats: tuple[AbResult, ...]
     """The results of the A/A runs, in which each kernel is compared with itself."""
@@ -45,25 +45,25 @@ class SelfTest:
 
     @property
     def saw_nothing(self) -> bool:
-        """Whether no slowed kernel was called SLOWER.  Then the A/A runs without a difference prove nothing."""
+        """Returns whether no slowed kernel was called SLOWER.  Then A/A runs without a difference prove nothing."""
         return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
 
     @property
     def faults(self) -> list[str]:
-        """The wrong verdicts, one sentence each."""
-        same = [outcome for result in self.repeats for outcome in result.outcomes]
-        alarms = [outcome for outcome in same if outcome.verdict in ("FASTER", "SLOWER")]
+        """Returns the wrong verdicts, one sentence each."""
+        equal_outcomes = [outcome for result in self.repeats for outcome in result.outcomes]
+        alarms = [outcome for outcome in equal_outcomes if outcome.verdict in ("FASTER", "SLOWER")]
         sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
-        for outcome in (*same, *self.injected.outcomes):
+        for outcome in (*equal_outcomes, *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
                 sentences.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
             floor = self.floors.get(outcome.key)
-            quiet = floor is not None and floor < QUIET * self.slow_down
+            is_quiet = floor is not None and floor < MAX_FLOOR_SHARE * self.slow_down
             called = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
                 sentences.append(called)
-            elif quiet and outcome.verdict == "UNRESOLVED":
+            elif is_quiet and outcome.verdict == "UNRESOLVED":
                 sentences.append(f"{called}, at a floor of {floor:.1%}")
         return sentences
 
@@ -79,11 +79,10 @@ def self_test(
     done: Callable[[str], None] = lambda text: None,
     files: tuple[Path, ...] = (),
 ) -> SelfTest:
-    """Compares each (op, kernel) with itself `repeats` times, then with a slowed copy, on the last case of `suite`.
+    """Compares each kernel with itself `repeats` times, and then with a slowed copy, on the last case of `suite`.
 
-    There are `repeats` + 1 runs; each run has the time `settings.budget_s`.  The noise floors are remembered for this
-    machine.  Raises `ValueError` on an unknown name.
-    """
+    There are `repeats + 1` runs, and each run takes up to `settings.budget_s`.  The noise floors are stored for this
+    machine.  Raises `ValueError` on an unknown name."""
     slow_down = INJECTED[settings.device.split(":")[0]] if slow_down is None else slow_down
     targets = {}
     for op, name in pairs:
@@ -91,22 +90,22 @@ def self_test(
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
     commit, dirty = git_state(files[0] if files else ROOT)
-    plain = Side("A", targets, commit=commit, dirty=dirty, files=files)
-    same = Comparison(plain, replace(plain, label="A again"))
+    plain_side = Side("A", targets, commit=commit, dirty=dirty, files=files)
+    control = Comparison(plain_side, replace(plain_side, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.
     # One check is enough: all rounds run the same tree, and fp64 oracles took 75 s of a first round's 174 s.
     rounds = [
-        run(same, replace(settings, seed=settings.seed + 2 * turn), done, {}, checked=turn > 0, by_activity=False)
-        for turn in range(repeats)
+        run(control, replace(settings, seed=settings.seed + 2 * index), done, {}, checked=index > 0, by_activity=False)
+        for index in range(repeats)
     ]
-    slowed = Comparison(plain, replace(plain, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
+    slowed = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
     settings = replace(settings, seed=settings.seed + 2 * repeats)
     injected = run(slowed, settings, done, {}, checked=True, by_activity=False)
-    seen: dict[str, list[tuple[float, float]]] = {key: [] for key in targets}
+    samples: dict[str, list[tuple[float, float]]] = {key: [] for key in targets}
     for result in rounds:
         if key := result.environments.get("B", {}).get("machine_key"):
             remember_floors(str(key), result.outcomes)
         for outcome in result.outcomes:
-            seen[outcome.key] += effects_of(outcome)
-    return SelfTest(tuple(rounds), injected, slow_down, {key: floor_of(effects) for key, effects in seen.items()})
+            samples[outcome.key] += effects_of(outcome)
+    return SelfTest(tuple(rounds), injected, slow_down, {key: floor_of(effects) for key, effects in samples.items()})

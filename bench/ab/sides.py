@@ -1,4 +1,4 @@
-"""The two sides of an A/B, and their choice by the names on the command line."""
+"""Describes the two sides of an A/B comparison, and chooses them by the names on the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Target:
-    """One kernel on one case, on one side."""
+    """Describes one kernel on one case, on one side of a comparison."""
 
     op: str
     kernel: str
@@ -33,11 +33,11 @@ class Target:
 
     @property
     def id(self) -> str:
-        """The name of the target, such as `gemm/packed M=64,N=48,K=32 fp32`."""
+        """Returns the name of the target, such as `gemm/packed M=64,N=48,K=32 fp32`."""
         return f"{self.op}/{self.kernel} {self.case_id} {self.scheme}"
 
     def record(self, device: str, seed: int) -> Record:
-        """A record for a reading of this target.  The run, the machine and the result are still missing."""
+        """Returns a record for this target, in which the run, the machine and the result are still missing."""
         return Record(
             kind="bench",
             run_id="",
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of an A/B: the tree in which its processes run, and the targets that they measure."""
+    """Describes one side of a comparison: the source tree of its processes, and the targets that they measure."""
 
     label: str
     """The side's name in outputs: the name of a kernel, a revision, or `working tree`."""
@@ -79,51 +79,51 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The sides A (the baseline) and B (the candidate) of an A/B."""
+    """Holds side A (the baseline) and side B (the candidate) of an A/B comparison."""
 
     a: Side
     b: Side
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the comparisons, in the order of side A's targets."""
+        """Returns the keys of the comparisons, in the order of side A's targets."""
         return tuple(self.a.targets)
 
     def side(self, name: SideName) -> Side:
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
-        """Why the comparison `key` is impossible, if side B lacks the kernel; else None."""
+        """Returns why the comparison `key` is impossible if side B lacks the kernel, else None."""
         if key in self.b.targets:
             return None
         return f"{self.a.label} has {self.a.targets[key].id}, {self.b.label} has not: removed or renamed"
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
-    """The case with the most FLOPs and the case with the most bytes, in the order of `cases`; the last one in a tie.
+    """Returns the cases with the most FLOPs and with the most bytes, in the order of `cases`.  In a tie, takes the
+    last.
 
-    A model's largest matrix product is bound by compute, and its longest weight by memory.  Often both are one case.
-    """
+    A model's largest matrix product is bound by compute, and its largest weight by memory.  Often both are one case."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     costs: dict[Case, Cost] = {}
     for case in reversed(cases):
         costs[case] = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
     if not costs:
         return []
-    chosen = {
+    largest_cases = {
         max(costs, key=lambda case: (costs[case].flops, costs[case].bytes)),
         max(costs, key=lambda case: (costs[case].bytes, costs[case].flops)),
     }
-    return [case for case in cases if case in chosen]
+    return [case for case in cases if case in largest_cases]
 
 
-Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
+Listings = tuple[Mapping[str, Any], Mapping[str, Any]]
 """The results of `JobRunner.list` for two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)
 class Subset:
-    """The ops, kernels, cases and schemes to compare.  An empty field means the default of the field."""
+    """Selects the ops, kernels, cases and schemes to compare.  An empty field means the field's default."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -138,93 +138,91 @@ class Subset:
 
     @property
     def scheme_names(self) -> Sequence[str]:
-        """The schemes that the caller wants, or the scheme that the engine uses on this device."""
+        """Returns the schemes (dtypes) that the caller named, or the engine's scheme on this device."""
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """The wanted schemes of an op.  Its first scheme if the caller named none and the op lacks the engine's."""
+        """Returns the wanted schemes that an op has.  If the caller named none, falls back to the op's first scheme."""
         names = [name for name in self.scheme_names if name in schemes]
         return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """If the caller named cases, those that the op has (`taken`).  Else, if the caller named a suite, all its
-        cases.  Else the largest cases of the device's default suite."""
+        """Returns the named cases that the op has (`taken`), if the caller named cases.  Else returns all cases of a
+        named suite, or the largest cases of the device's default suite."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(subset: Subset) -> Comparison:
-    """Side A has the first named kernel, side B has the second.  A file names the kernels that it registers.
+    """Returns the comparison of the first named kernel (side A) with the second.  A file stands for its kernels.
 
-    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme.
-    """
+    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
     files = any(name.endswith(".py") for name in subset.kernels)
     usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
-    chosen = choose_kernels(next(iter(subset.ops), None), subset.kernels) if usable else []
-    if len(chosen) != 2 or chosen[0][0].op != chosen[1][0].op:
-        got = len(chosen) or len(subset.kernels)
-        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {got}")
-    op = chosen[0][0].op
+    chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if usable else []
+    if len(chosen_kernels) != 2 or chosen_kernels[0][0].op != chosen_kernels[1][0].op:
+        num_kernels = len(chosen_kernels) or len(subset.kernels)
+        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {num_kernels}")
+    op = chosen_kernels[0][0].op
     spec = registry.get_op(op)
     suite_cases = spec.cases_in(subset.suite_name)
     if subset.suite and not suite_cases:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {subset.suite!r}")
-    ids, most = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
-    named = [spec.check_case(Case.parse(text)).id for text in subset.cases]
-    cases = subset.cases_of(ids, most, named)
+    ids, largest_ids = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
+    named_ids = [spec.check_case(Case.parse(text)).id for text in subset.cases]
+    cases = subset.cases_of(ids, largest_ids, named_ids)
     schemes = subset.schemes_of(spec.schemes)
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(subset.schemes)}")
     sides = []
-    for kernel, file in chosen:
+    for kernel, file in chosen_kernels:
         name, (commit, dirty) = kernel.name, git_state(Path(file) if file else ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
         sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
     return Comparison(sides[0], sides[1])
 
 
-def check_names(listed: Listed, subset: Subset) -> None:
-    """Raises `ValueError` if the caller asked for an op, kernel, scheme, case or suite that no revision has."""
+def check_names(listed: Listings, subset: Subset) -> None:
+    """Raises `ValueError` if the caller named an op, kernel, scheme, case or suite that neither revision has."""
     ops = [side[op] for side in listed for op in side]
-    for what, names, there in (
+    for kind, names, known_names in (
         ("op", subset.ops, {op for side in listed for op in side}),
         ("kernel", subset.kernels, {name for op in ops for name in op["kernels"]}),
         ("scheme", subset.schemes, {name for op in ops for name in op["schemes"]}),
     ):
-        unknown = [name for name in names if name not in there]
+        unknown = [name for name in names if name not in known_names]
         if unknown:
-            raise ValueError(f"{what}: expected one of {', '.join(sorted(there)) or 'none'}, got {unknown[0]!r}")
+            raise ValueError(f"{kind}: expected one of {', '.join(sorted(known_names)) or 'none'}, got {unknown[0]!r}")
     if subset.cases and not any(op["taken"] for op in listed[0].values()):
         raise ValueError(f"case: expected one that {' or '.join(subset.ops) or 'an op'} has, got {subset.cases[0]!r}")
     if subset.suite and not any(op["cases"] for op in ops):
         raise ValueError(f"suite: expected one that {' or '.join(subset.ops) or 'an op'} has, got {subset.suite!r}")
 
 
-def two_trees(a: Side, b: Side, listed: Listed, subset: Subset) -> tuple[Comparison, list[str]]:
-    """Gives the sides of two revisions their targets.  Returns the comparison, and notes on kernels that are left out.
+def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Comparison, list[str]]:
+    """Chooses the targets of two revisions.  Returns the comparison, and notes on kernels that are left out.
 
-    `listed` is what `JobRunner.list` returns for each revision.  A kernel, case or op of side A that B no longer has is
-    MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
-    neither side is left out, and so is an op without any comparison; the notes name them.
-    """
+    `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A that side B lacks
+    is MISSING.  A kernel that only side B has is new, and there is nothing to compare it with.  Kernels that can run on
+    neither side are left out, and so are ops without any comparison.  The notes name them."""
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in subset.ops or sorted({*listed[0], *listed[1]}):
-        sides = [
+        entries = [
             tree.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for tree in listed
         ]
-        kernels = {**sides[0]["kernels"], **sides[1]["kernels"]}
+        kernels = {**entries[0]["kernels"], **entries[1]["kernels"]}
         names = [name for name in kernels if name in subset.kernels or not subset.kernels]
-        cases = subset.cases_of(sides[0]["cases"], sides[0]["largest"], sides[0]["taken"])
-        schemes = subset.schemes_of(sides[0]["schemes"])
+        cases = subset.cases_of(entries[0]["cases"], entries[0]["largest"], entries[0]["taken"])
+        schemes = subset.schemes_of(entries[0]["schemes"])
         lack = "" if op not in listed[0] else _lack(subset, names, cases, schemes)
         if lack:
             notes.append(f"{op} has nothing to compare: {a.label} has {lack} of it")
         for name in names:
-            reasons = [side["kernels"].get(name, "absent") for side in sides]
-            if name not in sides[0]["kernels"]:
+            reasons = [side["kernels"].get(name, "absent") for side in entries]
+            if name not in entries[0]["kernels"]:
                 notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
                 continue
-            refused = all(reasons) and name in sides[1]["kernels"]
+            refused = all(reasons) and name in entries[1]["kernels"]
             if refused and not a.within:
                 notes.append(f"not timed: {op}/{name}: {reasons[1]}")
                 continue
@@ -232,14 +230,14 @@ def two_trees(a: Side, b: Side, listed: Listed, subset: Subset) -> tuple[Compari
                 for scheme in schemes[:1] if refused else schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
-                    there = case in (*sides[1]["cases"], *sides[1]["taken"])
-                    if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and there:
+                    has_case = case in (*entries[1]["cases"], *entries[1]["taken"])
+                    if name in entries[1]["kernels"] and scheme in entries[1]["schemes"] and has_case:
                         targets[1][target.id] = target
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1])), notes
 
 
 def _lack(subset: Subset, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
-    """What an op lacks (kernel, case or scheme), so that there is nothing to compare; empty if it lacks nothing."""
+    """Returns what an op lacks for a comparison (kernel, case or scheme), or an empty text if it lacks nothing."""
     if not names:
         return f"no kernel {' or '.join(subset.kernels)}"
     if not cases:

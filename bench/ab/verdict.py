@@ -1,16 +1,19 @@
-"""Makes verdicts from evidence, and an exit status from verdicts.  This file runs nothing.
+"""Makes verdicts from evidence, and an exit status from verdicts.  This file runs no kernel.
 
-SLOWER needs all of these.  A one-sided 95% bound exceeds both the threshold and 0.5 us.  A second, independent batch of
-at least five pairs has an estimate that also exceeds both, and so does the bound of both batches together.  (A bound
-for the second batch alone would square the power: 36% instead of 60% at 3%.)  The false-discovery rate over all judged
-kernels is at most 5%.  The device activities of the sides differ.  The effect is larger than the noise floor.
-FASTER needs the same.  SAME needs both bounds inside the threshold, and pairs that were measured in turn.  If the sides
-were not measured in turn, the bound must be `BEYOND_DRIFT` times the possible drift of the machine (`evidence.drift`).
-Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED does not pass if the pairs could
-not have shown three times the change that matters.
+The verdict SLOWER has several conditions.  The one-sided 95% bound of the first batch exceeds two limits: the threshold
+and 0.5 us.  A second, independent batch of at least five pairs has an estimate above the two limits.  The bound of the
+two batches together exceeds the two limits.  (A bound for the second batch alone would square the power: 36% instead of
+60% at 3%.)  The false-discovery rate over all judged kernels is at most 5%.  The device activities of the sides differ.
+The effect is larger than the noise floor.
 
-The noise floor of a machine is the effect that A/A comparisons showed, although there was none.  The cache folder keeps
-the noise floor.  It can only turn a verdict into UNRESOLVED."""
+FASTER has the same conditions for a shorter time.  SAME needs two bounds inside the threshold, and sides that took
+turns.  If the sides did not take turns, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
+the machine (`evidence.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED
+comparison passes only if the pairs could have shown three times the change that matters.
+
+The noise floor of a machine is the effect that A/A comparisons showed, although their code was identical.  The cache
+folder keeps the noise floor.  The noise floor can only turn a verdict into UNRESOLVED.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from rooflab.bench.core import Verdict
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 
-KEPT = 50
+MAX_KEPT_OUTCOMES = 50
 """For each kernel, this many A/A comparisons are kept, the newest ones."""
 ENOUGH = 5
 """With this many A/A comparisons or more, a noise floor is a percentile of them; with fewer, it is the widest bound."""
@@ -47,7 +50,7 @@ EXIT_STATUS: dict[Verdict, ExitStatus] = {
     "SAME": ExitStatus.DONE,
     "FASTER": ExitStatus.DONE,
 }
-UNSEEN = 3.0
+MIN_VISIBLE_RATIO = 3.0
 """An UNRESOLVED passes only if an effect of this many thresholds could have been detected."""
 BEYOND_DRIFT = 10.0
 """If the sides were not measured in turn, the bound of an effect must be this many times the possible drift."""
@@ -55,7 +58,7 @@ BEYOND_DRIFT = 10.0
 
 @dataclass(frozen=True)
 class Rules:
-    """The size of a change that counts as a difference.  Both limits must be exceeded."""
+    """Sets the size of a change that counts as a difference.  The change must exceed the two limits."""
 
     threshold: float = 0.02
     """The relative change of the time that matters; 0.02 is 2%."""
@@ -69,13 +72,13 @@ class Rules:
             raise ValueError(f"floor-us: expected 0 or more microseconds, below a second, got {self.floor_s * 1e6}")
 
     def margin(self, baseline_s: float) -> float:
-        """The log ratio that a slower time must exceed to count, for a kernel that took `baseline_s`."""
+        """Returns the log ratio that an effect must exceed to count, for a kernel that takes `baseline_s` seconds."""
         return math.log1p(max(self.threshold, self.floor_s / baseline_s))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence on one comparison: pairs of medians of fresh processes, and the reason if it has no result."""
+    """Holds the evidence on one comparison: median times of pairs of processes, or the reason for a missing result."""
 
     key: str
     first: tuple[tuple[float, float], ...] = ()
@@ -98,7 +101,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict and its evidence.  Effects are ratios minus one: 0.03 means that B takes 3% longer."""
+    """Holds a verdict and its evidence.  An effect is a ratio minus one: 0.03 means that side B takes 3% longer."""
 
     key: str
     verdict: Verdict
@@ -113,7 +116,7 @@ class Outcome:
     smallest_visible_effect: float | None = None
     """The smallest effect that these pairs would have called a difference with a probability of 80%."""
     unseen: bool = False
-    """Whether the verdict is UNRESOLVED, and even `UNSEEN` times the change that matters was not detectable."""
+    """Whether the verdict is UNRESOLVED, and `MIN_VISIBLE_RATIO` times the change that matters was not detectable."""
     pairs_for_1_percent: float | None = None
     p_value: float | None = None
     """The p-value, adjusted for all comparisons of the run."""
@@ -123,34 +126,34 @@ class Outcome:
 
 
 def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
-    """Whether the first batch alone calls a difference."""
+    """Returns whether the first batch alone shows a difference."""
     return evidence.broken is None and _called(evidence.first, rules) is not None
 
 
 def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
-    """One outcome for each item of evidence, in order."""
+    """Returns one outcome for each item of `evidence`, in order."""
     measured = [item for item in evidence if item.broken is None and item.first]
     slower = adjusted([_p_value(item, rules, "SLOWER") for item in measured])
     faster = adjusted([_p_value(item, rules, "FASTER") for item in measured])
     p_values = {item.key: values for item, *values in zip(measured, slower, faster, strict=True)}
-    several = len(evidence) > 1
-    return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), several) for item in evidence]
+    has_several = len(evidence) > 1
+    return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), has_several) for item in evidence]
 
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> ExitStatus:
-    """The exit status of a run.  A run without outcomes has the exit status of INVALID."""
+    """Returns the exit status of a run.  A run without outcomes has the exit status of INVALID."""
     return ExitStatus.first({status_of(outcome, strict) for outcome in outcomes} or {ExitStatus.INVALID})
 
 
 def status_of(outcome: Outcome, strict: bool) -> ExitStatus:
-    """The exit status of one outcome."""
+    """Returns the exit status of one outcome."""
     if outcome.unseen:
         return ExitStatus.INVALID
     return ExitStatus.UNDECIDED if strict and outcome.verdict == "UNRESOLVED" else EXIT_STATUS[outcome.verdict]
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
-    """SLOWER or FASTER if the bound of these pairs exceeds the margin, else None."""
+    """Returns SLOWER or FASTER if the bound of these pairs exceeds the margin, else None."""
     if not pairs:
         return None
     effect, margin = _estimate(pairs, rules)
@@ -160,7 +163,7 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
-    """The effect of side B over side A, and the margin that the effect must exceed to count."""
+    """Returns the effect of side B over side A, and the margin that the effect must exceed to count."""
     return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
 
@@ -169,44 +172,43 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """The p-value of "B is slower (or faster) by no more than the margin"; 1 if the first batch calls no `verdict`.
+    """Returns the p-value of "B is slower (or faster) by at most the margin"; 1 without `verdict` in the first batch.
 
-    It is for both batches.  Because the second batch runs only if the first calls a difference, it is conservative.
-    """
+    The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
     if _called(item.first, rules) != verdict:
         return 1.0
-    pairs = item.first + item.second
+    all_pairs = item.first + item.second
     sign = 1 if verdict == "SLOWER" else -1
-    return p_above([sign * effect for effect in _effects(pairs)], _estimate(pairs, rules)[1])
+    return p_above([sign * effect for effect in _effects(all_pairs)], _estimate(all_pairs, rules)[1])
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """The outcome for one item.  `p_values`: for SLOWER and FASTER.  `several`: other kernels are judged too."""
+    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  With `several`, a run has more kernels."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
         return Outcome(item.key, "INVALID", "nothing was measured", evidence=item)
-    pairs = item.first + item.second
-    effect, margin = _estimate(pairs, rules)
+    all_pairs = item.first + item.second
+    effect, margin = _estimate(all_pairs, rules)
     verdict, reason = _verdict(item, rules, effect, margin, p_values)
     if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
         verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
     visible = _ratio(effect.smallest_visible(margin))
-    widest = UNSEEN * math.expm1(margin)
-    unseen = verdict == "UNRESOLVED" and (visible is None or max(visible, item.noise_floor or 0.0) > widest)
-    needed = effect.pairs_for(math.log1p(0.01))
+    widest = MIN_VISIBLE_RATIO * math.expm1(margin)
+    is_unseen = verdict == "UNRESOLVED" and (visible is None or max(visible, item.noise_floor or 0.0) > widest)
+    needed_pairs = effect.pairs_for(math.log1p(0.01))
     return Outcome(
         key=item.key,
         verdict=verdict,
-        reason=f"{reason}; a change of {widest:.1%} could not have been seen" if unseen else reason,
-        baseline_s=(baseline_s := median(a for a, _ in pairs)),
+        reason=f"{reason}; a change of {widest:.1%} could not have been seen" if is_unseen else reason,
+        baseline_s=(baseline_s := median(a for a, _ in all_pairs)),
         candidate_s=baseline_s * math.exp(effect.effect),
         effect=_ratio(effect.effect),
         effect_low=_ratio(effect.low),
         effect_high=_ratio(effect.high),
         smallest_visible_effect=visible,
-        unseen=unseen,
-        pairs_for_1_percent=needed if math.isfinite(needed) else None,
+        unseen=is_unseen,
+        pairs_for_1_percent=needed_pairs if math.isfinite(needed_pairs) else None,
         p_value=min(p_values),
         noise_floor=item.noise_floor,
         pairs=effect.pairs,
@@ -222,7 +224,7 @@ def _ratio(log: float) -> float | None:
 def _verdict(
     item: Evidence, rules: Rules, effect: Effect, margin: float, p_values: Sequence[float]
 ) -> tuple[Verdict, str]:
-    """The verdict on measured pairs, and the reason if it is UNRESOLVED."""
+    """Returns the verdict on measured pairs, and the reason if the verdict is UNRESOLVED."""
     called = _called(item.first, rules)
     if effect.pairs < BOUNDED_PAIRS:
         return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
@@ -237,8 +239,8 @@ def _verdict(
     if len(item.second) < BOUNDED_PAIRS:
         too_short = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
         return "UNRESOLVED", item.unconfirmed or too_short
-    again = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
-    if again <= margin or _called(item.first + item.second, rules) != called:
+    second_effect = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
+    if second_effect <= margin or _called(item.first + item.second, rules) != called:
         return "UNRESOLVED", "a second batch of pairs did not confirm it"
     if p_values[0 if called == "SLOWER" else 1] > ALPHA:
         return "UNRESOLVED", "not significant among this many comparisons"
@@ -246,14 +248,14 @@ def _verdict(
 
 
 def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
-    """`verdict`, or UNRESOLVED if identical code differed by more than `size` on this machine."""
+    """Returns `verdict`, or UNRESOLVED if identical code differed by more than `size` on this machine."""
     if item.noise_floor is not None and item.noise_floor > size:
         return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
     return verdict, ""
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """The noise floor of A/A comparisons, each an absolute (effect, widest bound); None without A/A comparisons."""
+    """Returns the noise floor of A/A comparisons, each given as an absolute `(effect, widest bound)`; None if empty."""
     if not effects:
         return None
     if len(effects) < ENOUGH:
@@ -262,23 +264,23 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
-    """The absolute (effect, widest bound) of an A/A outcome, for `floor_of`; empty if the outcome has no bounds."""
+    """Returns the absolute `(effect, widest bound)` of an A/A outcome in a list; the list is empty without bounds."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
-    """The noise floors of a machine by comparison; empty if no A/A ran on this machine."""
+    """Returns the noise floors of a machine by comparison; empty if no A/A comparison (of equal code) ran there."""
     floors = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
     return {key: floor for key, floor in floors.items() if floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
-    """Adds the outcomes of an A/A run to the kept outcomes of the machine, except those that were not measured."""
+    """Stores the outcomes of an A/A run (identical code) for the machine.  Skips outcomes without a measurement."""
     effects_by_key = _known_effects(machine_key)
     for outcome in outcomes:
         if effects := effects_of(outcome):
-            effects_by_key[outcome.key] = [*effects_by_key.get(outcome.key, []), *effects][-KEPT:]
+            effects_by_key[outcome.key] = [*effects_by_key.get(outcome.key, []), *effects][-MAX_KEPT_OUTCOMES:]
     write_whole(_floors_file(machine_key), json.dumps(effects_by_key, indent=1, allow_nan=False))
 
 

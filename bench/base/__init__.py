@@ -1,1 +1,1 @@
-"""Helpers for all packages of `bench`: the clock, texts and JSON, exit statuses, git, and the code in a cubin."""
+"""Holds helpers for all packages of `bench`: the clock, JSON and Markdown, exit statuses, git, and cubin files."""

@@ -1,4 +1,4 @@
-"""Reads the code in a cubin, which is an ELF file."""
+"""Reads the code in a cubin, which is a compiled CUDA program in an ELF file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
 
 
 def code_hash(cubin: bytes) -> str:
-    """SHA-256 over a cubin's instructions and constants, which are sections of an ELF file (System V ABI, "Sections").
+    """Returns the SHA-256 of a cubin's instructions and constants, which are ELF sections (System V ABI, "Sections").
 
-    Raises `ValueError` if `cubin` is no little-endian 64-bit ELF file.
-    """
+    Raises `ValueError` if `cubin` is not a little-endian 64-bit ELF file."""
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {cubin[:6]!r}")
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     entry, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + entry * index) for index in range(count)]
-    names_at = headers[names_index][4]
+    names_offset = headers[names_index][4]
     sections = {}
-    for name_at, kind, _, _, offset, size in headers:
-        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
+    for name_offset, kind, _, _, offset, size in headers:
+        name = cubin[names_offset + name_offset : cubin.index(b"\0", names_offset + name_offset)].decode()
         sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # type 8 (NOBITS) has no bytes in the file
     digest = hashlib.sha256()
     for name in sorted(filter(lambda name: name.startswith(CODE_SECTIONS), sections)):

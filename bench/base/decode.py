@@ -16,18 +16,17 @@ _hints = cache(get_type_hints)
 
 
 def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
-    """Converts a JSON object to the dataclass `kind`.  Fields that the class does not have are ignored.
+    """Converts a JSON object to the dataclass `kind`.  Ignores fields that the class does not have.
 
-    Raises `ValueError` if a value is missing, has a wrong type, or is refused by its class.  The message has `place`
-    and the path of the value.
-    """
+    Raises `ValueError` if a value is missing, has a wrong type, or is refused by its class.  The message holds `place`
+    and the path of the value."""
     with _at(place):
         value: Kind = _decode(kind, values, "")
     return value
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
-    """The fields of the dataclass `kind` that a JSON object has, by name.  Raises `ValueError` like `decoded`."""
+    """Returns the fields of the dataclass `kind` in a JSON object, by name.  Raises `ValueError` as `decoded` does."""
     with _at(place):
         return {name: _decode(hint, values[name], name) for name, hint in _hints(kind).items() if name in values}
 
@@ -41,7 +40,7 @@ def _at(place: str) -> Iterator[None]:
 
 
 def _decode(kind: Any, value: Json, path: str) -> Any:
-    options, origin, inside = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
+    options, origin, prefix = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
     if origin in (Union, UnionType):
         kinds = [option for option in options if option is not NoneType]
         open_to_all = len(kinds) > 1 or (value is None and len(kinds) < len(options))
@@ -60,8 +59,8 @@ def _decode(kind: Any, value: Json, path: str) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"{path or kind.__name__.lower()}: expected an object, got {value!r}")
         if origin is Mapping:
-            return {name: _decode(options[1], item, f"{inside}{name}") for name, item in value.items()}
-        return _object(kind, value, path, inside)
+            return {name: _decode(options[1], item, f"{prefix}{name}") for name, item in value.items()}
+        return _object(kind, value, path, prefix)
     return value
 
 

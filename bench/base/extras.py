@@ -1,4 +1,4 @@
-"""Tells which extra of the package installs a missing module."""
+"""Tells which extra (group of optional dependencies) installs a missing module."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ one file uses each of them, and that file checks for the extra."""
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A module of an extra is not installed.  The message says how to install the extra."""
+    """Reports that a module of an extra is not installed.  The message says how to install the extra."""
 
     def __init__(self, module: str, extra: str):
         super().__init__(f"{module}: is not installed; pip install 'rooflab[{extra}]'", name=module)
 
 
 def missing(error: ImportError) -> MissingExtra | None:
-    """Returns the error of the first extra that has the module of `error`, or None if no extra has it."""
+    """Returns a `MissingExtra` for the first extra that has the module of `error`, or None if no extra has it."""
     if isinstance(error, MissingExtra):
         return error
     name = str(error.name).partition(".")[0]
@@ -30,7 +30,7 @@ def missing(error: ImportError) -> MissingExtra | None:
 
 
 def need(*extras: str) -> None:
-    """Raises `MissingExtra` if a module of these extras is not installed.  Called before a command begins its work."""
+    """Raises `MissingExtra` if a module of `extras` is not installed.  Commands call this before they start work."""
     for extra in extras:
         for module in MODULES[extra]:
             if find_spec(module) is None:

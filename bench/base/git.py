@@ -13,21 +13,21 @@ GIT_S = 120.0
 def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:
     """Runs git in `root` and returns its English output.  Variables such as `GIT_DIR` are ignored.
 
-    If git fails, raises `ValueError` with git's message; with `may_fail`, returns the message with the output.
+    If git fails, raises `ValueError` with git's message.  With `may_fail`, returns the output and the message instead.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=GIT_S, env=environment)
+        result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=GIT_S, env=environment)
     except subprocess.TimeoutExpired:
         raise ValueError(f"git {arguments[0]}: took longer than {GIT_S:.0f} s") from None
     except FileNotFoundError:
         raise ValueError("git: expected it to be installed") from None
-    if done.returncode and not may_fail:
-        words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    if result.returncode and not may_fail:
+        words = result.stderr.strip().splitlines() or [f"status {result.returncode}"]
         raise ValueError(f"git {arguments[0]}: {words[-1]}")
-    return (done.stdout + (done.stderr if may_fail else "")).strip()
+    return (result.stdout + (result.stderr if may_fail else "")).strip()
 
 
 def git_says(root: Path, *arguments: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Converts values to JSON's types and to Markdown.  It does not import torch, so processes without torch start fast."""
+"""Converts values to JSON types and to Markdown.  Does not import torch, so that processes without torch start fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
 def plain(value: object) -> Json:
-    """Converts `value` to JSON's types.  Paths, and numbers that JSON cannot represent, become texts."""
+    """Converts `value` to JSON types.  Paths become strings, and so do numbers that JSON cannot represent."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def plain(value: object) -> Json:
 
 
 def number_of(name: str, value: Json) -> float:
-    """The number that `plain` has converted; `nan` and `inf` are texts there.  Raises `ValueError` on other values."""
+    """Returns `value` as a number.  `plain` writes `nan` and `inf` as strings.  Raises `ValueError` on other values."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -44,10 +44,9 @@ def number_of(name: str, value: Json) -> float:
 
 
 def in_utc(text: str) -> str:
-    """Converts an ISO 8601 time to UTC, so that sorted texts are sorted times.  A time without a zone counts as UTC.
+    """Converts an ISO 8601 time to UTC, so that text order is time order.  A time without a zone counts as UTC.
 
-    Raises `ValueError` on any other text.
-    """
+    Raises `ValueError` on any other text."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -60,10 +59,9 @@ _COMMA = re.compile(r"[-+]?\d[\d.]*,\d+")
 
 
 def number_in(text: str, place: str) -> float | None:
-    """The number in a text of another tool, also `1,234.5` or `nan`; None if the text is no number.
+    """Returns the number in a text of another tool, such as `1,234.5` or `nan`; None if the text is not a number.
 
-    Raises `ValueError`, with `place` in the message, on a decimal comma, because the number would be read wrong.
-    """
+    Raises `ValueError`, with `place` in the message, on a decimal comma, because the number would be misread."""
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
         return float(stripped.replace(",", ""))
@@ -73,36 +71,36 @@ def number_in(text: str, place: str) -> float | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first non-blank line of an error's text.  CUDA's errors have advice in the lines after it."""
+    """Returns the first non-blank line of an error's text.  CUDA's errors have advice in the later lines."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class Marked(str):
-    """A text that is already Markdown, so that it needs no escapes."""
+    """Marks a text as Markdown, so that it is not escaped again."""
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a Markdown table.  If the name of a column ends with `:`, the column is aligned to the right.
+    """Returns the lines of a Markdown table.  If the name of a column ends with `:`, the column is aligned to the
+    right.
 
-    Markup in a cell is escaped, except in a `Marked` cell.  None gives an empty cell.
-    """
+    Markup in a cell is escaped, except in a `Marked` cell.  None gives an empty cell."""
     rule = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
     return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
 
 
 def _line(cells: Iterable[object]) -> str:
-    shown = ("" if cell is None else cell if isinstance(cell, Marked) else markdown_cell(str(cell)) for cell in cells)
-    return f"| {' | '.join(shown)} |"
+    texts = ("" if cell is None else cell if isinstance(cell, Marked) else markdown_cell(str(cell)) for cell in cells)
+    return f"| {' | '.join(texts)} |"
 
 
 def markdown_cell(text: str) -> Marked:
-    """A text as one cell of a Markdown table, with all markup escaped."""
+    """Returns a text as one cell of a Markdown table, with all markup escaped."""
     return Marked(re.sub(r"([\\`*<|\[~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(" ".join(text.split()))))
 
 
 def markdown_code(name: str) -> Marked:
-    """A name as code in a cell, with entities if a code span cannot hold it, because parsers differ on a backslash."""
-    shown = visible(name)
-    if shown.strip() == shown and not set("`|\\") & set(shown):
-        return Marked(f"`{shown}`")
-    return Marked(f"<code>{shown.translate(_PUNCTUATION)}</code>")
+    """Returns a name as code in a cell.  Uses entities if a span cannot hold it: parsers differ on a backslash."""
+    text = visible(name)
+    if text.strip() == text and not set("`|\\") & set(text):
+        return Marked(f"`{text}`")
+    return Marked(f"<code>{text.translate(_PUNCTUATION)}</code>")

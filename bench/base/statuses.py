@@ -1,4 +1,4 @@
-"""The exit statuses of the commands."""
+"""Defines the exit statuses of the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """The exit status of a command.  If several statuses apply, the command ends with the first one in this class."""
+    """Lists the exit statuses of a command.  If several statuses apply, the first one in this class wins."""
 
     USAGE = 2
     INTERRUPTED = 130
@@ -21,5 +21,5 @@ class ExitStatus(IntEnum):
 
     @classmethod
     def first(cls, statuses: Collection[int]) -> ExitStatus:
-        """The member of `statuses` that comes first in this class."""
+        """Returns the member of `statuses` that comes first in this class."""
         return next((status for status in cls if status in statuses), cls.DONE)

@@ -1,9 +1,9 @@
-"""The original functions of the module `time`, even if a program has replaced the functions in `time`.
+"""Holds the original functions of the module `time`, even if a program has replaced the functions in `time`.
 
-With a frozen clock (freezegun in a test) a loop that waits for a time would never end.  A module that patches
-`time.perf_counter` could publish a tenth of a time.  So the timing code in `bench` uses a second instance of the
-built-in module, which no other code can reach.  A call is as fast as a call of `time`; libc's `clock_gettime` by ctypes
-takes 0.8 us.
+With a frozen clock (freezegun in a test), a loop that waits for a time would never end.  A module that patches
+`time.perf_counter` could report a tenth of the real time.  So the timing code in `bench` uses a second instance of the
+built-in module, which no other code can reach.  Its calls are as fast as calls of `time`; libc's `clock_gettime` by
+ctypes takes 0.8 us.
 """
 
 from importlib.machinery import BuiltinImporter

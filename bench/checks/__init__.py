@@ -1,1 +1,1 @@
-"""The checks of `rooflab check`: their choice, from listed or drawn cases, and the summary of the results."""
+"""Chooses the checks of `rooflab check`, from listed or drawn cases, and summarizes the results."""

@@ -1,4 +1,4 @@
-"""Makes the checks of a command, summarizes the results, and names the commands that show failures again."""
+"""Runs the checks of a command, summarizes the results, and gives the commands that reproduce failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.checks.drawn import HOW, drawn_points, most_work, own_numbers, smallest, turns_of
+from rooflab.bench.checks.drawn import WAY_AXIS, drawn_points, most_work, own_numbers, smallest, turns_of
 from rooflab.bench.core import NOT_RUN, Checkers, CheckResult, CheckTask, Environment, RunWriter, source_of
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
@@ -27,12 +27,12 @@ def run_checks(
     limit_s: float = math.inf,
     into: dict[int, CheckResult] | None = None,
 ) -> list[CheckResult]:
-    """Makes checks, and calls `done` with each result as soon as it is there.  Also gives its record to `writer`.
+    """Runs the checks.  Calls `done` with each result as soon as it is ready, and gives the record to `writer`.
 
-    With a limit, the kernels take turns, and results may be missing as in `Checkers.each`; the time counts from the
+    With `limit_s` the kernels take turns, and results may be missing, as in `Checkers.each`.  The time counts from the
     moment when the processes have started.  Without a limit, interpreted kernels come first, because they take longest.
-    Returns the results in the order of `checks`.  Also puts each result, as soon as it is there, in the mapping `into`
-    under its index in `checks`."""
+    Returns the results in the order of `checks`.  Also stores each result at once in the mapping `into`, under its
+    index in `checks`."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
     ranks = (
@@ -41,37 +41,37 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     check.start(checks)
-    for index, result in check.each([checks[place] for place in order], limit_s):
+    for index, result in check.each([checks[position] for position in order], limit_s):
         results[order[index]] = result
         if writer:
             writer.write(result.record(checks[order[index]].kernel, writer.run_id, environment))
         done(result)
-    return [results[place] for place in sorted(results)]
+    return [results[position] for position in sorted(results)]
 
 
 def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
-    """Yields the command that shows each failure.  A drawn case is first reduced to a smaller one that fails.
-    This takes at most `limit_s` seconds for all failures."""
-    ends = time.monotonic() + limit_s
+    """Yields a command that reproduces each failure.  A drawn case is first reduced to a smaller case that fails.  The
+    reduction takes at most `limit_s` seconds for all failures."""
+    deadline_s = time.monotonic() + limit_s
     for failed in failures:
         spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
-        most, case = most_work(kernel, check.device), failed.case
+        limits, case = most_work(kernel, check.device), failed.case
 
         def fails(smaller: Case, failed: CheckResult = failed, kernel: Kernel = kernel) -> bool:
             task = CheckTask(kernel, smaller, get_scheme(failed.scheme), failed.seed, failed.beyond)
-            return any(row.status == failed.status for _, row in check.each([task], ends - time.monotonic()))
+            return any(row.status == failed.status for _, row in check.each([task], deadline_s - time.monotonic()))
 
-        for point in drawn_points(spec, failed.seed, most, own_numbers(source_of(kernel))):
-            if point.case == failed.case and HOW in point.values:
-                case = smallest(spec, point, most, fails)
-        named = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
-        yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
+        for point in drawn_points(spec, failed.seed, limits, own_numbers(source_of(kernel))):
+            if point.case == failed.case and WAY_AXIS in point.values:
+                case = smallest(spec, point, limits, fails)
+        options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+        yield f"rooflab check {failed.op} {options} --seed {failed.seed}"
 
 
 def size_of(result: CheckResult) -> int:
-    """The bytes of the inputs of a check."""
-    asked = result.case, get_scheme(result.scheme), torch.device("meta"), result.seed
-    inputs = registry.get_op(result.op).make_inputs(*asked).values()
+    """Returns the size in bytes of the inputs of a check."""
+    input_args = result.case, get_scheme(result.scheme), torch.device("meta"), result.seed
+    inputs = registry.get_op(result.op).make_inputs(*input_args).values()
     return nbytes(*(value for value in inputs if isinstance(value, torch.Tensor)))
 
 
@@ -88,7 +88,8 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
     """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
-    `asked` has a row even without a result.  It is `unknown` if checks were left out and no result judges it."""
+    `asked` always has a row.  The row is `unknown` if checks were left out and no result judges the kernel.
+    """
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):

@@ -1,8 +1,9 @@
-"""Chooses the checks of a command, and makes a failing case smaller.
+"""Chooses the checks of a command, and reduces a failing case to a smaller case.
 
-Cases are listed by the user, or drawn by a seed from an op's domain.  Drawn cases cover pairs of values as far as time
-allows.  A principle is a kind of inputs for which kernels are often wrong, although they are right on usual inputs.
-A check may be drawn for a principle (`CheckTask.principle`, from `DomainPoint.principle` or from the case)."""
+The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover pairs of values as
+far as time allows.  A principle is a kind of inputs for which kernels are often wrong, although they are right on usual
+inputs.  A check may test a principle (`CheckTask.principle`, from `DomainPoint.principle` or the case).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
-HOW = "otherwise"
+WAY_AXIS = "otherwise"
 """The name of an axis that is added to the axes of a case.  Its value is the one of `CheckTask.ways` for the check."""
 TRIES = 25
 """The largest number of checks to make one failing case smaller."""
@@ -31,12 +32,12 @@ TRIES = 25
 
 TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
 """Sizes at which a program computes several tiles.  Only the first of these axes that the case has gets its size."""
-BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
+OTHER_SIZES = {"B": 1, "T": 16, "M": 16, "N": 48}
 """The largest sizes of the other axes, so that a check of all adversarial sets takes a few seconds in the emulator."""
 
 
 class Most(NamedTuple):
-    """Limits for drawn cases: the number of cases of an op, and the amount of work of one case."""
+    """Limits the drawn cases: the number of cases of an op, and the amount of work of one case."""
 
     cases: int
     elements: int
@@ -56,7 +57,7 @@ with 4,771 rows took three."""
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
-    """The checks of every kernel in `chosen` on every case in `chosen`, in every scheme."""
+    """Returns the checks of every kernel in `chosen` on every case in `chosen`, in every scheme (dtypes)."""
     return [
         CheckTask(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
@@ -67,94 +68,95 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 
 
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
-    """The checks of the kernels in `chosen`, with cases from the domain of each op.
+    """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
-    The smoke cases come first, in every scheme.  Then edge cases (most different first) and drawn cases alternate, each
-    in one scheme, which changes from case to case.  A drawn case uses one of `CheckTask.ways` and one adversarial set.
-    A kernel that runs in software has all adversarial sets only on smoke cases: on the first case in every scheme, on
-    the others in the last scheme.  With `every`, edge cases run in every scheme, and the op's own cases have all
-    adversarial sets.  The first check of each principle is moved to the front.
-    """
+    The smoke cases (small cases) come first, in every scheme (dtypes).  Then edge cases (most different first) and
+    drawn cases alternate.  Each of them runs in one scheme, which changes from case to case.  A drawn case uses one of
+    `CheckTask.ways` and one adversarial set.  A kernel that runs in software gets all adversarial sets only on smoke
+    cases.  The first of these cases has the sets in every scheme, the others in the last scheme.  With `every`, edge
+    cases run in every scheme, and the op's own cases get all adversarial sets.  The first check of each principle is
+    moved to the front."""
     checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
         for kernel in kernels if schemes else ():
-            most = most_work(kernel, chosen.device)
-            drawn = drawn_points(spec, chosen.seed, most, own_numbers(source_of(kernel)))
-            often, of_kernel = every or most == ON_HARDWARE, list[CheckTask]()
+            limits = most_work(kernel, chosen.device)
+            points = drawn_points(spec, chosen.seed, limits, own_numbers(source_of(kernel)))
+            often, of_kernel = every or limits == ON_HARDWARE, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
-                whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                of_kernel.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+                all_sets = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
+                of_kernel.append(CheckTask(kernel, case, scheme, chosen.seed, all_sets))
             if tiled := of_several_tiles(spec):
                 of_kernel.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
-            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn)):
-                scheme = schemes[turn % len(schemes)]
-                for each in (schemes if every else (scheme,)) if edge is not None else ():
-                    of_kernel.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
+            for index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
+                scheme = schemes[index % len(schemes)]
+                for dtypes in (schemes if every else (scheme,)) if edge is not None else ():
+                    of_kernel.append(CheckTask(kernel, edge, dtypes, chosen.seed, often, _is_empty(spec, edge, dtypes)))
                 if point is not None:
-                    how: Any = point.values.get(HOW, often)
-                    of_kernel.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+                    way: Any = point.values.get(WAY_AXIS, often)
+                    of_kernel.append(CheckTask(kernel, point.case, scheme, chosen.seed, way, point.principle))
             checks += principles_first(_offered(of_kernel, spec, schemes), lambda item: item.principle)
     return checks
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """The checks in a variant that the kernel takes: without refused options, or in another scheme.  Also the first
-    check of each kind that the kernel refuses, so that its result reports the refusal."""
-    refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
+    """Replaces each check by a variant that the kernel accepts: without refused options, or in another scheme.  Keeps
+    the first check of each kind that the kernel refuses, so that a result reports the refusal."""
+    refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for item in asked:
         item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
-        taken = item.taken(spec)
-        if taken != item:
+        variant = item.taken(spec)
+        if variant != item:
             inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
             refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
-        if taken is not None:
-            made.setdefault((taken.case, taken.scheme, taken.planted), taken)
-    takes = [*made.values()]
+        if variant is not None:
+            tasks.setdefault((variant.case, variant.scheme, variant.planted), variant)
+    takes = [*tasks.values()]
     return [*takes[:1], *refusals.values(), *takes[1:]]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """The principle `EMPTY` if a tensor of the case has no elements, else an empty text."""
+    """Returns the principle `EMPTY` if a tensor of the case has no elements, else an empty text."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
     return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
-    """The limits of drawn cases for a kernel on a device.  The limits are lower if the kernel runs in software."""
+    """Returns the limits of drawn cases for a kernel on a device.  A kernel that runs in software has lower limits."""
     return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """The points that cover the op's domain and `CheckTask.ways`; empty if the op has no domain.  If there are
-    `numbers`, which come from the kernel's file, every third point lies near one of these numbers."""
+    """Returns points that cover the op's domain and `CheckTask.ways`, or an empty list if the op has no domain.  With
+    `numbers` from the kernel's file, every third point lies near one of these numbers.
+    """
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
-    beside = most.cases // 3 if numbers else 0
-    near, usual = list(cover(beside, numbers)), list(cover(most.cases - beside))
-    turns = chain.from_iterable(zip_longest(usual[::2], near, usual[1::2]))
+    num_near = most.cases // 3 if numbers else 0
+    near_points, usual_points = list(cover(num_near, numbers)), list(cover(most.cases - num_near))
+    turns = chain.from_iterable(zip_longest(usual_points[::2], near_points, usual_points[1::2]))
     return list({point.case: point for point in turns if point is not None}.values())
 
 
 @cache
 def own_numbers(path: Path) -> tuple[int, ...]:
-    """The integers from 2 to 2**20 in a kernel's file, and in the C++ that the file names or contains: tile sizes,
-    limits, defaults.  Larger integers are left out, because no case has such a size."""
+    """Returns the integers from 2 to 2**20 in a kernel's file, and in its C++ code.  Such integers are tile sizes,
+    limits and defaults.  Larger integers are left out, because no case has such a size."""
     text, numbers = path.read_text(encoding="utf-8"), set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
             numbers |= _numbers_of_c(node.value)
         numbers |= set(_folded(node))
-    for other in path.parent.iterdir():
-        if other.suffix in (".cu", ".cpp") and (other.stem == path.stem or other.name in text):
-            numbers |= _numbers_of_c(other.read_text(encoding="utf-8"))
+    for source_file in path.parent.iterdir():
+        if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in text):
+            numbers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
     return tuple(sorted(number for number in numbers if 1 < number <= 2**20))
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
-    """The integer value of a literal, or of a product, a power or a shift of two literals."""
+    """Yields the integer value of a literal, or of a product, a power or a shift of two literals."""
     match node:
         case ast.Constant(value=int(value)):
             yield int(value)
@@ -170,29 +172,28 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """A small case in which a program computes several tiles; None if no axis of `TILED` applies to the op."""
+    """Returns a small case in which one thread block computes several tiles, or None if no axis of `TILED` applies."""
     case = spec.cases["smoke"][0]
     along = next((name for name in TILED if name in case), "")
     if not along or (along == "H" and "D" in case):  # there H is a number of heads
         return None
-    most = BESIDE | ({"T": 2} if along in ("I", "H") else {})
-    sizes = {name: min(int(case[name]), size) for name, size in most.items() if name in case}
+    max_sizes = OTHER_SIZES | ({"T": 2} if along in ("I", "H") else {})
+    sizes = {name: min(int(case[name]), size) for name, size in max_sizes.items() if name in case}
     return case.but(**sizes, **{along: TILED[along]})
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """Sorts cases so that each next case has the most settings that no earlier case has.  Sizes are no settings.
+    """Sorts cases so that each next case has the most settings that are new.  Sizes do not count as settings.
 
     Most lists have options only in the last cases.  In this order 74 wrong kernels took 414 checks instead of 477.  The
-    fault of a window longer than the keys was found in check 21 instead of 59.
-    """
-    left, ordered, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
-    while left:
-        case = max(left, key=lambda one: len(_settings(one) - met))  # max takes the first of the best
-        left.remove(case)
-        ordered.append(case)
+    fault of a window longer than the keys was found in check 21 instead of 59."""
+    remaining_cases, ordered_cases, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
+    while remaining_cases:
+        case = max(remaining_cases, key=lambda one: len(_settings(one) - met))  # max takes the first of the best
+        remaining_cases.remove(case)
+        ordered_cases.append(case)
         met |= _settings(case)
-    return ordered
+    return ordered_cases
 
 
 def _settings(case: Case) -> set[tuple[str, Scalar]]:
@@ -201,22 +202,22 @@ def _settings(case: Case) -> set[tuple[str, Scalar]]:
 
 
 def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
-    """The simplest case for which `fails` is true, found with at most `TRIES` calls of `fails`."""
+    """Returns the simplest case for which `fails` is true, found with at most `TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
     return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
 
 
 def _wider(domain: Domain) -> Domain:
-    """The domain with the additional axis `HOW`.  The axis does not change the case of a point."""
+    """Returns the domain with the additional axis `HOW`.  The axis does not change the case of a point."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
-        return domain.make(**{name: value for name, value in values.items() if name != HOW})
+        return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
 
-    return Domain({**domain.axes, HOW: CheckTask.ways()}, make)
+    return Domain({**domain.axes, WAY_AXIS: CheckTask.ways()}, make)
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """The case with the values `made`; None if the op refuses the case, or if the case exceeds the limits `most`."""
+    """Returns the case with the values `made`, or None if the op refuses the case or the case exceeds `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -225,14 +226,14 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     cost, first = spec.cost_of(inputs), tensors[0]
     rows = first.numel() // max(1, first.shape[-1] if first.ndim > 1 else 1)
-    side = max(max(tensor.shape, default=0) for tensor in tensors)
-    of_kind = (0, side) if cost.tensor_flops else (rows, 0)
+    max_dimension = max(max(tensor.shape, default=0) for tensor in tensors)
+    of_kind = (0, max_dimension) if cost.tensor_flops else (rows, 0)
     work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
     return case if all(amount <= limit for amount, limit in zip(work, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """For each check, its position among the checks of its kernel.  The first check that the kernel takes gets 0."""
+    """Returns each check's position among the checks of its kernel.  The first check that the kernel accepts gets 0."""
     turns, begun, turn_of_each = Counter[str](), set[str](), []
     for item in checks:
         name, spec = item.kernel.id, registry.get_op(item.kernel.op)
@@ -250,7 +251,7 @@ Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Sorts items: the first item, then the first item of each principle, then the rest, which a time limit may cut."""
-    places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
-    early = {0, *(place for principle, place in places.items() if principle)}
-    return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]
+    """Sorts items: the first item, then the first of each principle, then the rest, which a time limit may cut."""
+    first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
+    early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
+    return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

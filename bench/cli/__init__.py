@@ -1,4 +1,4 @@
-"""Rooflab's command line.  Each file in this folder holds commands that belong together; there is no list of the files.
+"""Defines the command line `rooflab`.  Each file here defines related commands; the package imports every file.
 
 Every command that prints a table or a result has an option `--json`, which prints the same content as JSON.  Importing
 this package registers every command with the application in `app.py`.

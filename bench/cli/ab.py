@@ -1,4 +1,4 @@
-"""The command `ab`: compares two kernels, two revisions or two files of records."""
+"""Defines the command `ab`, which compares two kernels, two git revisions, or two files of measurement records."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def ab(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """The command; `HELP` is its text."""
+    """Runs the command `ab`.  The constant `HELP` holds the help text."""
     from rooflab.bench.ab import modes
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Subset
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core import pick_device
 
-    place = str(pick_device(device))
-    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place)
-    subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
+    device_name = str(pick_device(device))
+    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, device_name)
+    subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), device_name)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
-    named = [name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value]
-    if len(named) > 1:
-        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
+    options = [name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value]
+    if len(options) > 1:
+        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(options)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
     with show.waiting("comparing"), terminated_as_exception():

@@ -1,4 +1,4 @@
-"""The Typer application, with its errors and exit statuses.  Other files of this folder hold commands and options."""
+"""Holds the Typer application, and handles its errors and exit statuses.  Other files here define the commands."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """A Typer command that refuses unknown models and GPUs before torch is imported; errors name options as typed."""
+    """A Typer command that refuses unknown models and GPUs before it imports torch.  Errors name options as typed."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
-        """Runs the command."""
+        """Checks the values of the options, and then runs the command."""
         try:
             check_names(ctx.params)
             interpret_without_gpu()
@@ -105,7 +105,7 @@ class Command(TyperCommand):
             raise ValueError(self._typed(name) + colon + text) from error
 
     def _typed(self, name: str) -> str:
-        """The option that sets the parameter or inner name `name`, as the user typed it; else `name` itself."""
+        """Returns the option that sets the parameter `name`, as the user typed it; without such an option, `name`."""
         words, options_of = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
@@ -117,9 +117,9 @@ class Command(TyperCommand):
 def _show_version(asked_for: bool) -> None:
     if asked_for:
         root = Path(__file__).resolve().parents[2]
-        asked = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
-        there = (root / ".git").exists() and which("git")
-        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip() if there else ""
+        git_command = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
+        has_git = (root / ".git").exists() and which("git")
+        commit = subprocess.run(git_command, capture_output=True, text=True).stdout.strip() if has_git else ""
         show.line(f"rooflab {version('rooflab')} {commit}".rstrip())
         raise typer.Exit
 
@@ -129,17 +129,17 @@ Version = Annotated[bool, typer.Option("--version", help="Show it and end.", cal
 
 @app.callback()
 def main(_: Version = False) -> None:
-    """Takes the options before a command's name."""
+    """Takes the options that stand before the name of a command."""
 
 
 @cache
 def _parser() -> Callable[..., object]:
-    """The parser of all commands, made only once, because Typer takes 0.2 s to make it."""
+    """Returns the parser of all commands.  The result is cached, because Typer takes 0.2 s to build the parser."""
     return typer.main.get_command(app)
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Raises `ValueError` on a command or an option of `REMOVED`."""
+    """Raises `ValueError` if the command line has a command or an option that Rooflab no longer has (`REMOVED`)."""
     for word in words:
         name = word if word == words[0] else f"{words[0]} {word.partition('=')[0]}"
         if name in REMOVED:
@@ -161,8 +161,8 @@ def run() -> NoReturn:
         if extra := missing(error):
             show.error(f"rooflab: {extra}")
             raise SystemExit(ExitStatus.USAGE) from error
-        place = extract_tb(error.__traceback__)[-1]
-        show.error(f"rooflab: {place.filename}:{place.lineno}: {error}")
+        error_frame = extract_tb(error.__traceback__)[-1]
+        show.error(f"rooflab: {error_frame.filename}:{error_frame.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
     except OF_A_USERS_FILE as error:
@@ -171,15 +171,15 @@ def run() -> NoReturn:
         if not theirs:
             raise  # a fault of ours, with its traceback
         frame, line = theirs[-1]
-        where = f"{Path(frame.f_code.co_filename).name}:{line}"
-        show.error(f"rooflab: {where}: {type(error).__name__}: {first_line(error)}")
+        file_line = f"{Path(frame.f_code.co_filename).name}:{line}"
+        show.error(f"rooflab: {file_line}: {type(error).__name__}: {first_line(error)}")
     raise SystemExit(ExitStatus.USAGE)
 
 
 @contextmanager
 def terminated_as_exception() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise `SystemExit`, so that `finally` blocks run.  Does nothing outside the main thread,
-    because only that thread can set handlers."""
+    because only the main thread can set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -187,9 +187,9 @@ def terminated_as_exception() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
-    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
+    caught = {n: handler for n, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN}
     for number in caught:
         signal.signal(number, leave)
     try:
@@ -200,19 +200,19 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process with status 11 if a kernel failed, or 13 if a reading is impossible or noise or nothing ran at
-    all, or 12 if something is `undecided`.  Returns if all is well."""
-    ended = [ExitStatus.UNDECIDED] * undecided
+    """Ends the process with an exit status if something is wrong; else returns.  11: a kernel failed.  Otherwise 13: a
+    reading is INVALID or NOISY, or nothing ran.  Otherwise 12: `undecided` is true."""
+    exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
-        ended.append(ExitStatus.INVALID)
+        exit_statuses.append(ExitStatus.INVALID)
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
-        ended.append(ExitStatus.INCORRECT)
-    if ended:
-        raise typer.Exit(ExitStatus.first(ended))
+        exit_statuses.append(ExitStatus.INCORRECT)
+    if exit_statuses:
+        raise typer.Exit(ExitStatus.first(exit_statuses))
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns the writer of a run in `out`, and the earlier records if `resume`; `resume` without `out` is an error."""
+    """Returns a writer of records into `out`; with `resume` also the earlier records.  `resume` needs `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

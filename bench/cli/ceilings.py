@@ -1,4 +1,4 @@
-"""The command `ceilings`: measures the limits of this machine."""
+"""Defines the command `ceilings`, which measures the peak rates of this machine, such as bandwidth and FLOP/s."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def ceilings(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11: wrong; 13: noise."""
+    """Measure this machine's peak rates once; show them with the data sheet.  Exit status 11: wrong; 13: noise."""
     from rooflab.bench.core import MachineLimits, RunWriter, ceilings_for, pick_device
 
-    chosen = pick_device(device)
-    limits = MachineLimits.kept(chosen)
+    chosen_device = pick_device(device)
+    limits = MachineLimits.kept(chosen_device)
     if limits.records and not refresh:
         show.note(NOT_SPENT if budget_s is not None else None)
     else:
         show.note(f"measuring: {'asked for anew' if limits.records else limits.reason}")
         with show.waiting("measuring this machine"):
-            limits = MachineLimits.measured(chosen, budget_s)
-    (records, reason), rows, used = limits, limits.rows, ceilings_for(chosen)
+            limits = MachineLimits.measured(chosen_device, budget_s)
+    (records, reason), rows, peak_rates = limits, limits.rows, ceilings_for(chosen_device)
     noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))
-    kind, reason = used.kind if used else "no", f"NOISY, and so not kept: {noise}" if noise else reason
+    kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     if writer := RunWriter(out) if out else None:
         writer.write(*(replace(record, run_id=writer.run_id) for record in records))
     result = {
@@ -67,12 +67,12 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """The device's name, the conditions of the measurement, and the columns of the device's table."""
+    """Returns the device's name, the conditions of the measurement, and the columns that the table shows."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]
         return environment["cpu"], f"torch {environment['torch']}, {environment['threads']} threads", columns
-    seen = {name for record in records for name in (record.clocks or {}).get("throttle_names", ())}
-    by_user = ", clocks set by the user" if "clocks set by the user" in seen else ""
-    made = max(record.timestamp for record in records)
-    return gpu["name"], f"driver {gpu['driver']}, {made}{by_user}", columns
+    throttle_names = {name for record in records for name in (record.clocks or {}).get("throttle_names", ())}
+    by_user = ", clocks set by the user" if "clocks set by the user" in throttle_names else ""
+    newest_time = max(record.timestamp for record in records)
+    return gpu["name"], f"driver {gpu['driver']}, {newest_time}{by_user}", columns

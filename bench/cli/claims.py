@@ -1,4 +1,4 @@
-"""The command `study`: predicts and measures what is often claimed about LLM inference."""
+"""Defines the command `study`, which tests common claims about LLM inference by prediction and by measurement."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def study(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Claims about LLM inference (the cache saves O(n^2), batching gives 5 to 10 times): what is predicted, what this
-    machine measures, and whether each holds."""
+    """Test claims about LLM inference, such as "the KV cache saves O(n^2)" or "batching gives 5 to 10 times".  Shows
+    the prediction, the measurement on this machine, and whether the claim holds."""
     from rooflab.bench.latency.studies import REMOVED, STUDIES
 
     if every == bool(names):

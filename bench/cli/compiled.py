@@ -1,4 +1,4 @@
-"""The command `static`: reports facts of compiled kernels, such as registers and spills, without a GPU."""
+"""Defines the command `static`, which shows facts of compiled kernels, such as registers and spills, without a GPU."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ def static(
 ) -> None:
     """Compile kernels without a GPU; show registers, spills, occupancy, tensor cores and options without effect.
 
-    OP is an op, or path.py::function for a launcher of any project.  Of a launcher, --shape gives the tensors, as
-    x=64x96,weight=96:bf16, --argument the other values, and each config of an autotuned kernel is compiled.
-    Exit status 11: a kernel does not compile or, with --compare, has new spills or lost its tensor cores; 13: a kernel
-    is gone, or nothing was compiled.
-    """
+    OP is an op, or path.py::function, a Python function of any project that launches kernels.  For such a function,
+    --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  If its kernel is
+    autotuned, every config is compiled. Exit status 11: a kernel does not compile or, with --compare, has new spills or
+    lost its tensor cores.  Exit status 13: a kernel no longer exists, or nothing was compiled."""
     from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.compile.static_rows import with_configs
@@ -66,10 +65,10 @@ def static(
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
         if launcher:
-            chosen = [selected(launcher, case, argument, dtype)]
+            targets = [selected(launcher, case, argument, dtype)]
         else:
-            chosen = with_configs(query.select(), config or (), all_configs)
-        results = _compile(chosen, device, store)
+            targets = with_configs(query.select(), config or (), all_configs)
+        results = _compile(targets, device, store)
         _report(results, store, out)
         exit_for({result.status for result in results})
         return
@@ -109,7 +108,7 @@ def _report(results: list[CompileResult], store: Store | None, out: Path | None)
 
 
 def _compare(query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None) -> int:
-    """Compares the compiled kernels of the working tree with those of a revision; returns the exit status."""
+    """Compares compiled kernels between the working tree and a git revision.  Returns the exit status."""
     from rooflab.bench.compile import compiled_sides, difference
     from rooflab.kernels._files import write_whole
 
@@ -118,11 +117,11 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
     with ExitStack() as stack:
         with show.waiting(f"reading this tree and {revision}"):
             base, head = stack.enter_context(compiled_sides.two_sides(revision, files))
-            pairs, untouched = difference.reached(base, head, query, revision)
+            item_pairs, untouched = difference.reached(base, head, query, revision)
         changes = []
-        if pairs:
-            with show.progress("compile", sum(item is not None for pair in pairs for item in pair)) as advance:
-                changes = difference.compare_pairs(base, head, pairs, device, store, advance)
+        if item_pairs:
+            with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance:
+                changes = difference.compare_pairs(base, head, item_pairs, device, store, advance)
     status = difference.exit_status(changes, untouched)
     line = difference.summary_line(changes, base.label, untouched)
     if markdown:
@@ -132,7 +131,7 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
     for change in changes:
         if change.verdict != "SAME":
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
-            bad = change.verdict in difference.FAILED or change.verdict == "GONE"
+            bad = change.verdict in difference.FAILING_VERDICTS or change.verdict == "GONE"
             show.line(title, "red" if bad else None)
             for sentence in change.sentences:
                 show.line(f"  {sentence}")

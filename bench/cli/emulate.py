@@ -1,4 +1,4 @@
-"""The commands `emulate` and `golden`: run compiled kernels on the CPU; compare the emulator with a GPU's outputs."""
+"""Defines the commands `emulate`, which runs compiled GPU code on the CPU, and `golden`, which tests this emulation."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ def emulate(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Run a kernel's compiled code (sm_90a) on the CPU; show values, races, bytes by memory level, counts by line.
+    """Run a kernel's compiled code (sm_90a) on the CPU; show errors, races, bytes by memory level, and counts by line.
 
-    OP is an op, or path.py::function for a launcher of Triton kernels of any project.  Of a launcher, --shape gives the
-    tensors, as x=64x96,weight=96:bf16, and --argument the other values.  Needs no GPU.  Exit status 11: a value is
-    wrong, there is a race, or the call would fail on a GPU.
-    """
+    OP is an op, or path.py::function, a Python function of any project that launches Triton kernels.  For such a
+    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  Needs no
+    GPU.  Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -56,12 +55,12 @@ def emulate(
     if launcher := option.launcher(op, of_ops, of_launchers):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
-        chosen = [selected(launcher, case, argument, dtype)]
+        targets = [selected(launcher, case, argument, dtype)]
     else:
-        named = [*([kernel] if kernel else []), *(kernels or [])]
-        chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
+        kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
+        targets = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
     calls = []
-    for target in chosen:
+    for target in targets:
         with show.waiting(target.label):
             configs = config if launcher else None
             calls.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
@@ -89,37 +88,37 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
             _show_lines(launch)
     if answer["launches"]:
         ran = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
-        checked = answer.get("checked_elements")
+        checked_elements = answer.get("checked_elements")
         text = f"{ran} in {answer['seconds']:.2f} s, compilation included"
-        text += f"; {counted(checked, 'element')} compared" if checked is not None else ""
+        text += f"; {counted(checked_elements, 'element')} compared" if checked_elements is not None else ""
         show.line(text)
     if prediction:
         show.line(prediction)
 
 
 def _show_launch(launch: JsonObject) -> None:
-    moved = launch["bytes"]
+    moved_bytes = launch["bytes"]
     rows = [
-        ("HBM, each sector once", moved["hbm_read"], moved["hbm_write"]),
-        ("lanes' requests", moved["global_read"], moved["global_write"]),
-        ("their sectors, by warp", moved["global_read_sectors"], moved["global_write_sectors"]),
-        ("cp.async and TMA", moved["copy_read"], moved["copy_write"]),
-        ("TMA in shared memory", moved["tma_load"], moved["tma_store"]),
-        ("shared memory", moved["shared_read"] + moved["shared_matrix"], moved["shared_write"]),
-        ("atomics", moved["atomic"], moved["atomic"]),
+        ("HBM, each sector once", moved_bytes["hbm_read"], moved_bytes["hbm_write"]),
+        ("lanes' requests", moved_bytes["global_read"], moved_bytes["global_write"]),
+        ("their sectors, by warp", moved_bytes["global_read_sectors"], moved_bytes["global_write_sectors"]),
+        ("cp.async and TMA", moved_bytes["copy_read"], moved_bytes["copy_write"]),
+        ("TMA in shared memory", moved_bytes["tma_load"], moved_bytes["tma_store"]),
+        ("shared memory", moved_bytes["shared_read"] + moved_bytes["shared_matrix"], moved_bytes["shared_write"]),
+        ("atomics", moved_bytes["atomic"], moved_bytes["atomic"]),
     ]
-    shown = [
-        {"level": name, "read_mb": read / MEGA, "written_mb": wrote / MEGA}
-        for name, read, wrote in rows
-        if read or wrote
+    table_rows = [
+        {"level": name, "read_mb": read_bytes / MEGA, "written_mb": written_bytes / MEGA}
+        for name, read_bytes, written_bytes in rows
+        if read_bytes or written_bytes
     ]
-    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
+    show.table(table_rows, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
     texts = []
     if launch["tensor_flops"]:
         texts.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
-    least = launch["shared_wavefronts_least"]
-    if least:
-        texts.append(f"shared memory takes {launch['shared_wavefronts'] / least:.2f} times the turns without conflicts")
+    floor = launch["shared_wavefronts_least"]
+    if floor:
+        texts.append(f"shared memory takes {launch['shared_wavefronts'] / floor:.2f} times the turns without conflicts")
     total = sum(launch["instructions"].values())
     top = list(launch["instructions"].items())[:6]
     texts.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
@@ -138,20 +137,20 @@ def _show_lines(launch: JsonObject) -> None:
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """Table rows with counts, for the source lines from the first counted line to the last."""
+    """Returns one row with counts for each source line, from the first line with counts to the last one."""
     rows = []
     for line in range(min(counted), max(counted) + 1):
         counts = counted.get(line, {})
-        moved = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
+        moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
         shared = sum(value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes"))
-        least = counts.get("shared_wavefronts_least", 0)
+        min_wavefronts = counts.get("shared_wavefronts_least", 0)
         rows.append(
             {
                 "line": line,
                 "threads": counts.get("threads"),
-                "global_bytes": moved - shared or None,
+                "global_bytes": moved_bytes - shared or None,
                 "shared_bytes": shared or None,
-                "conflicts": counts["shared_wavefronts"] / least if least else None,
+                "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
                 "source": source[line - 1] if 0 < line <= len(source) else "",
             }
         )
@@ -165,20 +164,19 @@ def golden(
     device: option.Device = None,
     json: option.Json = False,
 ) -> None:
-    """Compare the emulator with outputs that kernels gave on a GPU; with --write, write such outputs.
+    """Compare the emulator's outputs with stored outputs of a GPU.  With --write, run on a GPU and store the outputs.
 
-    Exit status 11: an emulated output differs by more than its op's tolerance.
-    """
+    Exit status 11: an output of the emulator differs by more than the tolerance of the op."""
     import torch
 
     from rooflab.bench.core import pick_device
     from rooflab.bench.emulate import golden as files
 
     if write:
-        place = pick_device(device or "cuda")
-        if place.type != "cuda":
+        gpu_device = pick_device(device or "cuda")
+        if gpu_device.type != "cuda":
             raise ValueError("device: golden outputs come from a GPU; expected cuda with --write, got cpu")
-        names = files.write(folder, torch.device(place))
+        names = files.write(folder, torch.device(gpu_device))
         show.result({"written": names})
         show.line(f"{counted(len(names), 'output')} in {folder}")
         return

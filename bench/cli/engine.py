@@ -1,4 +1,4 @@
-"""The commands `estimate`, `doctor`, `generate` and `lab`, which use the kernels together in the engine."""
+"""Defines the commands `estimate`, `doctor`, `generate` and `lab`.  Most of them use the inference engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def estimate(
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
     json: option.Json = False,
 ) -> None:
-    """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
+    """Estimate a model's memory on a GPU, and its lowest possible TTFT and ITL.  Nothing is measured."""
     from rooflab.roofline.architecture import get_architecture
     from rooflab.roofline.device import resolve
     from rooflab.roofline.llm import estimate as price
@@ -46,7 +46,7 @@ def doctor(
     compare: Annotated[bool, typer.Option(help="Beside transformers, which loads the model once more in fp32.")] = True,
     json: option.Json = False,
 ) -> None:
-    """What is understood of a model's files, and the first difference from transformers; 11 if there is one."""
+    """Show what the engine reads from a model's files, and the first difference from transformers (status 11)."""
     need("engine")
     from rooflab.bench.engine.doctor import differences, understood
 
@@ -62,7 +62,7 @@ def doctor(
 
 @dataclass(frozen=True)
 class Generating(option.EngineOptions):
-    """Options of the engine that answers a prompt."""
+    """Options of the engine for the command `generate`."""
 
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False
@@ -88,7 +88,7 @@ def generate(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Answer a prompt, and say how long it took: TTFT, ITL and tokens a second."""
+    """Answer a prompt, and show the latencies TTFT and ITL and the tokens per second."""
     need("engine")
     from rooflab.bench.engine.runs import generate_one
     from rooflab.engine.llm import LLM, SamplingParams
@@ -113,7 +113,7 @@ def lab(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """The whole lab on this machine: check, bench, roofline, and an engine run on real prompts."""
+    """Run the main parts of Rooflab on this machine: check, bench, roofline, and the engine on real prompts."""
     need("engine")
     from rooflab.bench.lab import run_lab
 

@@ -1,4 +1,4 @@
-"""The commands `import` and `export`: turn other tools' results into records, and records into other tools' formats."""
+"""Defines the commands `import` and `export`, which convert between other tools' results and Rooflab's records."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def import_results(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Read another tool's results; --out keeps them as records.  Lists what cannot become a record.
+    """Read another tool's results.  With --out, store them as records.  Lists the results that cannot become records.
 
-    Published kernel times are kept as tables with their sources, the form of results/published.
-    """
+    Published kernel times are stored as tables with their sources, in the format of results/published."""
     from rooflab.bench.exchange import convert
     from rooflab.bench.exchange.files import write_records
 
@@ -60,8 +59,8 @@ def import_results(
         show.bench_table(summary["rows"])
     for skipped in imported.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
-    left = len(imported.skipped)
-    show.line(f"{counted(len(imported.records), 'result')}{f', {left} not imported' if left else ''}")
+    skipped_count = len(imported.skipped)
+    show.line(f"{counted(len(imported.records), 'result')}{f', {skipped_count} not imported' if skipped_count else ''}")
     for path in files:
         show.line(f"  {path}")
     if imported.records and not files:
@@ -78,14 +77,14 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
         published = read_published(paths)
     tables = published.placed if whole else selected(published)
     index = write_published(tables, out) if out else None
-    show.result(published.summary() | {"kept": [each.table.file for each in tables], "written": index})
-    show.table([each.row() for each in published.placed], PLACED)
-    for each in published.placed:
-        for text in each.below:
-            show.line(f"left out: {each.table.file}: {text}: faster than its GPU can be", "yellow")
+    show.result(published.summary() | {"kept": [entry.table.file for entry in tables], "written": index})
+    show.table([entry.row() for entry in published.placed], PLACED)
+    for entry in published.placed:
+        for text in entry.below:
+            show.line(f"left out: {entry.table.file}: {text}: faster than its GPU can be", "yellow")
     for family, count in published.left.most_common():
         show.line(f"no place here: {counted(count, 'row')} of {family}", "dim")
-    placed = sum(each.table.rows for each in published.placed)
+    placed = sum(entry.table.rows for entry in published.placed)
     show.line(f"{counted(published.read, 'row')}: {placed:,} placed in {counted(len(published.placed), 'table')}")
     if index:
         show.line(f"  {counted(len(tables), 'table')}: {index}")
@@ -104,14 +103,14 @@ def export_records(
     machine: option.OnlyMachine = None,
     json: option.Json = False,
 ) -> None:
-    """Write records in the form of another tool.  Lists the records that the form has no place for."""
+    """Write records in the format of another tool.  Lists the records that this format cannot represent."""
     from rooflab.bench.exchange import convert
     from rooflab.bench.report.trends.points import RecordFilter
 
-    written, skipped = convert.export(
+    record_count, skipped = convert.export(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    show.result({"file": to, "records": written, "left_out": [vars(each) for each in skipped]})
-    for text, count in Counter(each.reason for each in skipped).most_common():
+    show.result({"file": to, "records": record_count, "left_out": [vars(skipped_record) for skipped_record in skipped]})
+    for text, count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
         show.line(f"not exported: {count} {text}", "dim")
-    show.line(f"{counted(written, 'record')}: {to}")
+    show.line(f"{counted(record_count, 'record')}: {to}")

@@ -1,4 +1,4 @@
-"""The commands `list`, `check`, `bench` and `roofline`, which treat kernels one at a time."""
+"""Defines the commands `list`, `check`, `bench` and `roofline`, which work on single kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_kernels(
     ladder: Annotated[bool, typer.Option("--ladder", help="Show each rung of an op: its change and its file.")] = False,
     json: option.Json = False,
 ) -> None:
-    """List every kernel, and why it can or cannot run here; of one op also its call and the arguments that it takes."""
+    """List every kernel, and say why it can or cannot run here.  For one op also show its call and its arguments."""
     from rooflab.bench.commands import kernel_rows
     from rooflab.bench.core import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows
@@ -46,10 +46,10 @@ def list_kernels(
             raise ValueError("op: expected one with --ladder, got none")
         show.result(lines := ladder_rows(op))
         return show.table(lines, ("rung", "backend", "line", "code"))
-    chosen = [item.id for item, _ in choose_kernels(op, kernel)] if kernel else None
+    kernel_ids = [item.id for item, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
-    if chosen is not None:
-        rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
+    if kernel_ids is not None:
+        rows = [row for row in rows if f"{row['op']}/{row['name']}" in kernel_ids]
     show.result(rows)
     show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
     if op and not kernel:
@@ -81,10 +81,10 @@ def check(
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
+    """Check kernels against an fp64 reference.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
 
-    Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
-    """
+    Without --case and --suite, the op's own test cases run first.  Then the seed draws random cases from the op's
+    domain."""
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
@@ -93,46 +93,46 @@ def check(
         from rooflab.bench.emulate import emulators
 
         seed = secrets.randbelow(2**31) if seed is None else seed
-        chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
-        drawn = not (case or suite)
-        asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
-        writer, before = begin_run(out, resume) if out or resume else (None, [])
-        done = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
-        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in done]
-    emulate = by != "interpreter" and chosen.device.type == "cpu"
+        selection = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
+        random_cases = not (case or suite)
+        tasks = drawn_checks(selection, every) if random_cases else listed_checks(selection)
+        writer, earlier_records = begin_run(out, resume) if out or resume else (None, [])
+        finished_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in earlier_records}
+        tasks = [i for i in tasks if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in finished_keys]
+    emulate = by != "interpreter" and selection.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    limit_s = math.inf if every or not (drawn or seconds) else (seconds or CHECK_S) * len(chosen.kernels)
+    limit_s = math.inf if every or not (random_cases or seconds) else (seconds or CHECK_S) * len(selection.kernels)
     show.note(f"seed {seed}")
-    names = [kernel.id for of_op in chosen.kernels.values() for kernel in of_op]
-    of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
-    show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
-    check = Checkers(chosen.device, emulators() if emulate else None)
-    made: dict[int, CheckResult] = {}
+    names = [kernel.id for of_op in selection.kernels.values() for kernel in of_op]
+    of_kernels = ", ".join(names) if len(selection.kernels) == 1 else counted(len(names), "kernel")
+    show.note(f"{counted(len(tasks), 'check')} of {of_kernels}; first their processes start")
+    check = Checkers(selection.device, emulators() if emulate else None)
+    result_by_index: dict[int, CheckResult] = {}
     interrupted = False
     try:
-        with show.progress("check", len(asked), lines=True) as advance:
+        with show.progress("check", len(tasks), lines=True) as advance:
             show_one = lambda found: advance(found.line)
-            run_checks(asked, check, writer, show_one, limit_s=limit_s, into=made)
+            run_checks(tasks, check, writer, show_one, limit_s=limit_s, into=result_by_index)
     except KeyboardInterrupt:
         interrupted = True
-    results = [made[place] for place in sorted(made)]
-    rows = summarize_checks(results, asked)
+    results = [result_by_index[index] for index in sorted(result_by_index)]
+    rows = summarize_checks(results, tasks)
     _show_checks(results, rows)
-    left_out = f"{len(asked) - len(results)} of {counted(len(asked), 'check')}"
+    left_out = f"{len(tasks) - len(results)} of {counted(len(tasks), 'check')}"
     if interrupted:
         show.error(f"interrupted: {left_out} left out")
         raise typer.Exit(ExitStatus.INTERRUPTED)
-    if len(results) < len(asked):
-        part = f"{len(results) / len(asked):.0%} of the plan was run"
-        show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
-    if drawn:
-        show.note("all of the plan was run" if len(made) == len(asked) else None)
+    if len(results) < len(tasks):
+        done_share = f"{len(results) / len(tasks):.0%} of the plan was run"
+        show.note(f"{done_share}; left out after {limit_s:g} s: {left_out}; --all makes them")
+    if random_cases:
+        show.note("all of the plan was run" if len(result_by_index) == len(tasks) else None)
     _show_faults(results, check, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
-    statuses: set[str] = {*(result.status for result in results), *(record.status for record in before)}
-    exit_for(statuses, undecided=bool(unknown) or (resume and len(results) < len(asked)))
+    statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
+    exit_for(statuses, undecided=bool(unknown) or (resume and len(results) < len(tasks)))
 
 
 def _check_options(op: str | None, by: str | None, every: bool, seconds: float | None) -> None:
@@ -197,7 +197,7 @@ def bench(
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check and time kernels.  Exit status 11: a kernel is wrong; 12: cases were left out; 13: a time is NOISY."""
+    """Check and time kernels.  Exit status 11: a kernel is wrong; 12: some cases did not run; 13: a time is NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
@@ -212,10 +212,10 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    asked = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
+    config = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
         with show.progress("bench", count - len(records)) as advance:
-            run_benches(chosen, asked, writer, advance, records)
+            run_benches(chosen, config, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:
@@ -224,13 +224,13 @@ def bench(
     rows = [bench_row(record) for record in records]
     show.bench_table(rows)  # before anything is drawn or chosen, which may fail
     figures = draw_records(records, folder) if not interrupted else []
-    written = write_choices(records) if choose and not interrupted else []
-    show.result({"folder": folder, "files": (*figures, *written), "rows": rows})
+    choice_files = write_choices(records) if choose and not interrupted else []
+    show.result({"folder": folder, "files": (*figures, *choice_files), "rows": rows})
     show.line(f"{'records and figures' if figures else 'records'}: {folder}")
     for path in figures:
         show.line(f"  {path.name}")
-    if written:
-        show.line(f"choices written for {counted(len(written), 'op')}")
+    if choice_files:
+        show.line(f"choices written for {counted(len(choice_files), 'op')}")
     left_out = f"{count - len(records)} of {counted(count, 'result')} left out"
     if interrupted:
         show.error(f"interrupted: {left_out}")
@@ -268,54 +268,53 @@ def roofline(
     ] = None,
     json: option.Json = False,
 ) -> None:
-    """Draw the roofline of measured records, or the bounds of kernels on a GPU.
+    """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
-    Each machine has a figure, with the newest reading of each kernel and case.  The records may be the JSON of
-    pytest-benchmark, whose tests give kernel_benchmark a cost; with --gpu, their times are drawn if that GPU took them.
-    Records of the emulator (rooflab check or rooflab emulate with --out) are drawn at the bytes that it counted.
-    """
+    Each machine has a figure, with the newest reading of each kernel and input case.  The records may be the JSON of
+    pytest-benchmark, if the tests give kernel_benchmark a cost.  With --gpu, their times are drawn only if they were
+    measured on that GPU.  Records of the emulator are drawn at the bytes that the emulator counted."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
 
-    named = [item for item, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
-    ids, op = {item.id for item in named}, op or list({item.op for item in named})
+    kernels = [item for item, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
+    ids, op = {item.id for item in kernels}, op or list({item.op for item in kernels})
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
     if gpu and not records:
         drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
-        drawn = [replace(drawing, points=points)] if points else []
-        why = figures.why_nothing([])
+        plots = [replace(drawing, points=points)] if points else []
+        cause = figures.why_nothing([])
     else:
         selected, folder = commands.newest_records(records)
         selected = [item for item in selected if (not op or item.op in op) and (not case or item.case_id in case)]
         selected = [item for item in selected if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
             drawing, notes = commands.records_on(gpu, selected, records.name)
-            drawn = [drawing]
+            plots = [drawing]
             for note in notes:
                 show.note(note)
         else:
-            drawn = figures.drawings(selected, all_cases or bool(case), run or (), across)
-        why = figures.why_nothing(selected)
-    if not drawn:
-        raise ValueError(f"records: {why}, so there is nothing to draw")
-    if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):
-        raise ValueError(f"out: expected a folder or --across-devices, for {len(drawn)} figures, got {str(out)!r}")
-    place = out or (result_folder() if gpu else folder)
-    paths = [path for drawing in drawn for path in figures.draw(drawing, place, fixed_axes)]
-    points = [point for drawing in drawn for point in drawing.points]
-    unplaced = list(dict.fromkeys(why for drawing in drawn for why in drawing.unplaced))
-    without = [why.removesuffix(f": {figures.NO_BYTES}") for why in unplaced if why.endswith(figures.NO_BYTES)]
-    show.result({"figures": paths, "points": points, "without_bytes": without})
-    for why in unplaced:
-        show.note(f"not drawn: {why}")
+            plots = figures.drawings(selected, all_cases or bool(case), run or (), across)
+        cause = figures.why_nothing(selected)
+    if not plots:
+        raise ValueError(f"records: {cause}, so there is nothing to draw")
+    if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
+        raise ValueError(f"out: expected a folder or --across-devices, for {len(plots)} figures, got {str(out)!r}")
+    out_path = out or (result_folder() if gpu else folder)
+    paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
+    points = [point for drawing in plots for point in drawing.points]
+    unplaced = list(dict.fromkeys(cause for drawing in plots for cause in drawing.unplaced))
+    no_bytes = [cause.removesuffix(f": {figures.NO_BYTES}") for cause in unplaced if cause.endswith(figures.NO_BYTES)]
+    show.result({"figures": paths, "points": points, "without_bytes": no_bytes})
+    for cause in unplaced:
+        show.note(f"not drawn: {cause}")
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
-    others = f", {published} published by others" if published else ""
-    by = "of them with an imported time" if any("imported times" in one.name for one in drawn) else "of them measured"
-    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} {by}{others}")
+    published_text = f", {published} published by others" if published else ""
+    by = "of them with an imported time" if any("imported times" in one.name for one in plots) else "of them measured"
+    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} {by}{published_text}")
     for path in paths:
         show.line(f"  {path}")

@@ -1,4 +1,4 @@
-"""The commands `load` and `latency`: measure how long users of a server, or of the engine itself, wait."""
+"""Defines the commands `load` and `latency`, which measure the latencies of a server or of the engine itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  A trace has each chunk's time."""
+    """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  Traces have the time of each chunk."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_run import PATHS, Plan, first_model
@@ -77,11 +77,11 @@ def load(
 
     limits = check_limits(goodput or [])
     ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
-    asked = Data(data, *lengths.spans, prefix_len, groups, ids)
-    each = laws(rate, sweep, concurrency, arrivals, burstiness)
+    prompts = Data(data, *lengths.spans, prefix_len, groups, ids)
+    run_laws = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
-        arrivals=each[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
-        duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
+        arrivals=run_laws[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
+        duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=prompts, endpoint=endpoint, model=model or "",
         ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def load(
     plan = plan if model else replace(plan, model=first_model(target))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
-    plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(each)]
+    plans = [replace(plan, arrivals=law, seed=plan.seed + index) for index, law in enumerate(run_laws)]
     _load(target, plans, limits, plots, out)
 
 
@@ -112,10 +112,10 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
-    failed, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
+    failure_counts, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD, WAITS):
         show.table(rows, columns, filled=True)
-    for row, reasons, texts in zip(rows, failed, notes, strict=True):
+    for row, reasons, texts in zip(rows, failure_counts, notes, strict=True):
         for reason, count in reasons.items():
             show.line(f"{row['rate']}: {count} failed: {reason}", "red")
         if row["reason"]:
@@ -127,30 +127,30 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
             show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
-    summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
+    summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failure_counts}
     show.result({**summary, "remarks": notes})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
 
 
 def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
-    """Writes a waterfall for each run of a load; for a sweep also a figure of its rates and one of its frontier."""
+    """Draws a waterfall for each run; for several rates also latency against rate, and latency against throughput."""
     from rooflab.bench.load import load_pictures
 
     case = plans[0].case()
-    about = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
+    caption = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
     if len(plans) == 1:
-        return [load_pictures.draw_waterfall(traces[0], folder, about)]
+        return [load_pictures.draw_waterfall(traces[0], folder, caption)]
     points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [load_pictures.draw_rates(points, folder, about, frontier) for frontier in (False, True)]
+    files = [load_pictures.draw_rates(points, folder, caption, frontier) for frontier in (False, True)]
     return files + [
-        load_pictures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}")
+        load_pictures.draw_waterfall(trace, folder, caption, f"waterfall-{name_of(plan)}")
         for plan, trace in zip(plans, traces, strict=True)
     ]
 
 
 def name_of(plan: Plan) -> str:
-    """A short name for a run: its request rate, or its number of users at once."""
+    """Returns a short name for a run: its request rate, or its number of concurrent requests."""
     if plan.arrivals is None:
         return f"{plan.concurrency} at once"
     return f"{plan.arrivals.rate:g}"
@@ -167,13 +167,13 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """The law of arrivals of each run; [None] if the load is a closed loop."""
+    """Returns the arrival process of the requests for each run; `[None]` if the load is a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
     options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
-    named = [name for name, value in options.items() if value is not None]
-    if len(named) > 1:
-        raise ValueError(f"{named[1]}: expected one of {', '.join(options)}, got {named[0]} too")
+    given_options = [name for name, value in options.items() if value is not None]
+    if len(given_options) > 1:
+        raise ValueError(f"{given_options[1]}: expected one of {', '.join(options)}, got {given_options[0]} too")
     if sweep is not None:
         rates = [_rate(part) for part in sweep.split(",")]
         if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
@@ -205,7 +205,7 @@ def latency(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Measure TTFT, ITL and tokens per second of one batch on the engine itself, without a server."""
+    """Measure TTFT, ITL and tokens per second of one batch directly on the engine, without a server."""
     from rooflab.bench.load.in_process import measure
 
     sizes = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}

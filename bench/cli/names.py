@@ -1,4 +1,4 @@
-"""Refuses wrong names and sets Triton's mode, before a command imports torch, which takes seconds."""
+"""Checks names on the command line and sets Triton's mode, before a command imports torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from rooflab.roofline.names import values_by_name
 def check_names(values: JsonObject) -> None:
     """Raises `ValueError` if a command's values contain an empty name, or an unknown device, GPU or model.
 
-    The registry refuses unknown ops and kernels later, because it also knows those of files and plug-ins.
-    """
+    Unknown ops and kernels are found later by the registry, because files and plug-ins can add ops and kernels."""
     for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
         value = values.get(name)
         texts = value if isinstance(value, list) else [value]
@@ -36,18 +35,18 @@ def check_names(values: JsonObject) -> None:
 
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
-    """Parses `OP=KERNEL` texts into a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
+    """Parses texts `OP=KERNEL` into a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
     return values_by_name(texts, "swap: expected OP=KERNEL, each op once", lambda op, kernel: kernel)
 
 
 def interpret_without_gpu() -> None:
-    """Sets `TRITON_INTERPRET` if there is no CUDA device and the user has not set it; Triton reads it only once."""
+    """Sets `TRITON_INTERPRET` if it is unset and there is no CUDA device.  Triton reads this variable only once."""
     if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
         os.environ["TRITON_INTERPRET"] = "1"
 
 
 def cuda_device_present() -> bool:
-    """Whether torch can use a CUDA device here; asks the driver, because importing torch takes more than a second."""
+    """Whether torch can use a CUDA device here.  Asks the driver, because importing torch takes more than a second."""
     if "+cpu" in version("torch"):
         return False
     try:

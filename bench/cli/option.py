@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, each declared once."""
+"""Defines the options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns `path`.  Raises `ValueError` if `path` is of the wrong kind (file or folder) or cannot be written."""
+    """Returns the output `path`.  Raises `ValueError` if it is of the wrong kind (file or folder), or not writable."""
     if path is not None:
         name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
         is_file = option.metavar == "FILE" or figure
@@ -33,14 +33,14 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float | None:
-    """Returns `seconds`.  Raises `ValueError` if the value is not above 0."""
+    """Returns `seconds`.  Raises `ValueError` if `seconds` is not greater than 0."""
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{option.opts[-1]}: expected seconds above 0, got {seconds}")
     return seconds
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """Returns `op` if it is path.py::function, else an empty text.  Options of the other kind raise `ValueError`."""
+    """Returns `op` if it is path.py::function, else "".  Raises `ValueError` on an option that does not fit `op`."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
@@ -50,10 +50,9 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns `command` with each dataclass parameter replaced by one option for each field.
+    """Returns `command` with each dataclass parameter replaced by one option per dataclass field.
 
-    An option's default comes from the parameter's default, or else from the dataclass.
-    """
+    The default of an option comes from the parameter's default, if there is one, and otherwise from the dataclass."""
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
@@ -68,8 +67,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**values: plain.Json) -> None:
-        made = {name: kind(**{x.name: values.pop(x.name) for x in fields(kind)}) for name, kind in groups.items()}
-        command(**made, **values)
+        instances = {name: kind(**{x.name: values.pop(x.name) for x in fields(kind)}) for name, kind in groups.items()}
+        command(**instances, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -77,7 +76,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def span(name: str, text: str) -> tuple[int, int]:
-    """Parses `N` or `LEAST:MOST`; `N` is both numbers.  Raises `ValueError` on another text."""
+    """Parses `N` or `LEAST:MOST` into two numbers; `N` gives the same number twice.  Raises `ValueError` otherwise."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()):
         raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
@@ -130,7 +129,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --ou
 
 @dataclass(frozen=True)
 class Speculative:
-    """Options of speculative decoding: how an engine drafts tokens."""
+    """Options for speculative decoding, such as the method that drafts tokens."""
 
     speculate: Annotated[
         str | None, typer.Option(help="Draft tokens, and verify several in a step: ngram, draft or eagle.")
@@ -141,7 +140,7 @@ class Speculative:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options of the engine that a command runs."""
+    """Options for the engine that a command runs."""
 
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m"
     dummy: Dummy = False
@@ -151,7 +150,7 @@ class EngineOptions:
     seed: Seed = 0
 
     def options(self) -> dict[str, plain.Json]:
-        """The options as keyword arguments of `LLM`."""
+        """Returns the options as keyword arguments of the class `LLM`."""
         return {**asdict(self), "swap": parse_swaps(self.swap or [])}
 
 
@@ -164,5 +163,5 @@ class TokenSpans:
 
     @property
     def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The least and the most tokens of a prompt, and the same of an answer."""
+        """Returns `((shortest, longest), (shortest, longest))` in tokens: first for prompts, then for answers."""
         return span("input_len", self.input_len), span("output_len", self.output_len)

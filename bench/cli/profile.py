@@ -1,4 +1,4 @@
-"""The commands `explain` and `profile`: divide a kernel's time into causes, by a model and by hardware counters."""
+"""Defines the commands `explain` and `profile`, which explain a kernel's time by a model and by hardware counters."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def explain(
 ) -> None:
     """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
 
-    The time is predicted from compiled code and the roofline, with no GPU.  With a measured time (--records) the parts
-    sum to that, and what the model does not explain is a part of its own.  Without a kernel: all kernels side by side.
+    The time is predicted from compiled code and the roofline, without a GPU.  With --records, the parts add up to the
+    measured time, and one part is unexplained.  Without a kernel name, all kernels are shown side by side.
 
-    OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
-    x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
-    """
+    OP is an op, or path.py::function, a launcher of any project.  For a launcher, --shape gives the tensors, as
+    x=64x96,weight=96:bf16, and --argument the other values.  The emulator then counts the minimum work."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
     from rooflab.bench.predict import predictions
@@ -55,20 +54,20 @@ def explain(
     show.note(note)
     launcher_options = {"argument": argument, "dtype": dtype}
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
-    named = [*([kernel] if kernel else []), *(kernels or [])]
+    kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
     if launcher := option.launcher(op, of_ops, launcher_options):
-        named, target = [launcher], selected(launcher, case, argument, dtype)
+        kernel_names, target = [launcher], selected(launcher, case, argument, dtype)
         explanations = [_of_launcher(target, device)]
     else:
-        chosen = _targets(op, named, case or [], scheme or [])
+        targets = _targets(op, kernel_names, case or [], scheme or [])
         measured: dict[KernelCase, float] = {}
         if records:
-            chosen, measured = predictions.measured_in(all_records, chosen, device)
-        explanations = explain_all(chosen, device, measured)
-    if named and all(entry.reason for entry in explanations):
+            targets, measured = predictions.measured_in(all_records, targets, device)
+        explanations = explain_all(targets, device, measured)
+    if kernel_names and all(entry.reason for entry in explanations):
         raise ValueError(explanations[0].reason)
     show.result([entry.to_dict() for entry in explanations])
-    if named:
+    if kernel_names:
         for entry in explanations:
             _show(entry)
     else:
@@ -85,8 +84,8 @@ def _of_launcher(target: KernelCase, device: Device) -> Explanation:
     show.note(f"the least work of {target.label} is what the emulator counts, for no op says what it must do")
     with show.waiting(target.label):
         item = call(target, gpu=device.name)
-    failed = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
-    return explained(item.predicted or failed, device, None)
+    failed_prediction = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
+    return explained(item.predicted or failed_prediction, device, None)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -96,11 +95,11 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
 
     if op is None and not any(name.endswith(".py") for name in named):
         raise ValueError("op: expected one, or --kernel with a file, got neither")
-    chosen = choose_kernels(op, named)
-    ops = list(dict.fromkeys(kernel.op for kernel, _ in chosen))
+    chosen_kernels = choose_kernels(op, named)
+    ops = list(dict.fromkeys(kernel.op for kernel, _ in chosen_kernels))
     if len(ops) > 1:
         raise ValueError(f"op: expected one of {', '.join(ops)}, which {', '.join(named)} registers for, got none")
-    return choose_targets(get_op(ops[0]), chosen, texts, schemes)
+    return choose_targets(get_op(ops[0]), chosen_kernels, texts, schemes)
 
 
 def _show(entry: Explanation) -> None:
@@ -143,9 +142,9 @@ def profile(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Count one call's bytes, pipe use and stalls with Nsight Compute.
+    """Count the bytes, pipe use and stalls of one kernel call with Nsight Compute.
 
-    --out writes a record with the counted traffic.
+    --out writes a record with the counted bytes.
     """
     import shlex
 
@@ -183,8 +182,8 @@ def profile(
         writer.write(record)
     rows: list[Row] = ncu.compared(modelled, counts)
     launches = ncu.launch_rows(counts)
-    more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
-    show.result(explained.to_dict() | more)
+    extra_fields = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
+    show.result(explained.to_dict() | extra_fields)
     _show(explained)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
     if note:

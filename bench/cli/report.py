@@ -1,4 +1,4 @@
-"""The commands `report`, `history` and `picture`: a page and trends from records; pictures for the docs."""
+"""Defines the commands `report`, `history` and `picture`, which turn records into an HTML page, trends and pictures."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ def report(
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     json: option.Json = False,
 ) -> None:
-    """One HTML file from records, which fetches nothing: ladders, rooflines, A/B verdicts, compiled code, engine.
+    """Write one self-contained HTML file from records: kernel ladders, rooflines, A/B verdicts, compiled code, engine.
 
-    It judges nothing: a failure in the records is shown first and does not change the exit status.
-    """
+    Failures in the records are shown first, but they do not change the exit status."""
     need("report")
     from rooflab.bench.core import result_folder
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
-        written = write_report(paths or [result_folder("kept")], out, title)
-    show.result(written)
-    content = written.content
+        report_file = write_report(paths or [result_folder("kept")], out, title)
+    show.result(report_file)
+    content = report_file.content
     kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
-    show.line(f"{written.file}: {written.bytes / 1e6:.1f} MB, {counted(written.figures, 'roofline')}")
+    show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
     runs, files = counted(content.runs, "run"), counted(len(content.files), "file")
     show.line(f"  {counted(content.records, 'record')} of {runs} in {files}; {counted(kernels, 'case')}")
     for standing in content.standings:
         ratio = standing.over_library
         if ratio:
-            behind = f", slower in {standing.slower_cases}" if standing.slower_cases else ""
+            slower = f", slower in {standing.slower_cases}" if standing.slower_cases else ""
             name = f"{standing.op} {standing.scheme} on {standing.machine}"
             show.line(
-                f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{behind}"
+                f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
             )
     if content.noisy:
         show.line(f"  {counted(len(content.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
     for problem in content.problems:
-        where = f" {problem.where}" if problem.where else ""
-        show.line(f"  {problem.name}{where}: {problem.status}: {problem.reason}", "red")
+        place_text = f" {problem.where}" if problem.where else ""
+        show.line(f"  {problem.name}{place_text}: {problem.status}: {problem.reason}", "red")
 
 
 BY_KERNEL = ("op", "kernel", "cases", "points", "states", "worst_last_step")
@@ -77,10 +76,9 @@ def history(
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
     json: option.Json = False,
 ) -> None:
-    """Trends of committed records: levels, steps, and whether the newest point is unusual.
+    """Show trends of committed records: the level of each time, its steps, and whether the newest point is unusual.
 
-    The table has a row for each kernel; with --kernel or --case, for each of its cases.
-    """
+    The table has a row for each kernel.  With --kernel or --case it has a row for each input case of the kernels."""
     from rooflab.bench.core import result_folder
     from rooflab.bench.report.sources import grouped
     from rooflab.bench.report.trends.points import RecordFilter, commit_order, read_points, repository
@@ -102,14 +100,14 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """One row for each kernel: how many cases have each state, and the worst last step of all cases."""
+    """Returns a row for each kernel: the number of cases in each state, and the worst last step of all cases."""
     from rooflab.bench.report.sources import grouped
 
     table = []
     for (op, kernel), group in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
         states = Counter(row["state"] for row in group)
         stepped = [row for row in group if row["last_step"]]
-        worst = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
+        worst_row = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
         table.append(
             {
                 "op": op,
@@ -117,17 +115,17 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
                 "cases": len(group),
                 "points": sum(row["points"] for row in group),
                 "states": ", ".join(f"{count} {state}" for state, count in states.items()),
-                "worst_last_step": f"{worst['last_step']}, {worst['case']}" if worst else "",
+                "worst_last_step": f"{worst_row['last_step']}, {worst_row['case']}" if worst_row else "",
             }
         )
     return table
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """A row for the table: the last step in percent; machine, setting and timer joined into one text."""
+    """Makes a row for the table.  The last step is in percent; machine, setting and timer become one text."""
     step = row["last_step"]
-    where = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
-    return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
+    setup_text = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
+    return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 
 pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level.")
@@ -146,11 +144,10 @@ def bytes_(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Bytes that kernels move at each level of memory: HBM, L2 to the SMs, shared memory with its bank conflicts.
+    """Draw the bytes that kernels move at each memory level: HBM, L2 to the SMs, shared memory with its bank conflicts.
 
-    Kernels with compiled code (sm_90a) run in the emulator, and their values are checked; of a naive one the operands
-    of torch's calls are counted.  Writes a PNG and the records behind it.
-    """
+    Kernels with compiled code (sm_90a) run in the emulator, which also checks their outputs.  For a naive kernel, the
+    bytes are counted from the operands of its torch calls.  Writes a PNG and the records with the numbers."""
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.report.pictures.canvas import draw_levels
     from rooflab.bench.report.pictures.levels import move
@@ -169,9 +166,9 @@ def bytes_(
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
-    """A short row that fits into a terminal: by level of memory, the megabytes read and written together."""
+    """Returns a short row that fits into a terminal: for each memory level, the total megabytes read and written."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
-        both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
-        megabytes[f"{level}_mb"] = sum(both) / 1e6 if both else None
+        byte_counts = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
+        megabytes[f"{level}_mb"] = sum(byte_counts) / 1e6 if byte_counts else None
     return megabytes | {"launches": int(row["launches"])}

@@ -1,4 +1,4 @@
-"""The command `serve`: runs the engine behind OpenAI's HTTP interface."""
+"""Defines the command `serve`, which runs the engine behind OpenAI's HTTP interface."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def serve(
     max_replicas: Annotated[int | None, typer.Option(help="The most engines; Ray starts more under load.")] = None,
     ray: Annotated[str | None, typer.Option(help="Address of the Ray cluster; auto: the local one.")] = None,
 ) -> None:
-    """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows the engine's work."""
+    """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows the engine's state."""
     if replicas is None and (max_replicas is not None or ray is not None):
         raise ValueError(f"{'ray' if max_replicas is None else 'max_replicas'}: expected --replicas with it")
     need("serve", "engine")

@@ -1,4 +1,4 @@
-"""The command `simulate`: runs the engine's scheduler in simulated time."""
+"""Defines the command `simulate`, which runs the engine's scheduler in simulated time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublishedTimes:
-    """Options that choose a model and a GPU, with kernel times that others published."""
+    """Options for a model, a GPU, and the kernel times that others published for this GPU."""
 
     model: Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.json or its folder.")] = (
         "llama-3.1-8b"
@@ -31,8 +31,8 @@ class PublishedTimes:
     bounds: Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")] = False
 
     def kernels(self, gpus: int, lengths: option.TokenSpans | None = None) -> KernelTimes:
-        """The published times of kernels.  Raises `ValueError` on an unknown name, on a wrong number, and if `lengths`
-        exceed the model's longest context."""
+        """Returns the published kernel times.  Raises `ValueError` on an unknown name, on a wrong number, and if the
+        token lengths in `lengths` exceed the model's longest context."""
         from rooflab.bench.latency.step_model import KernelTimes
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve
@@ -40,10 +40,10 @@ class PublishedTimes:
         arch = get_architecture(self.model)
         device, note = resolve(self.gpu)
         show.note(note)
-        longest = sum(most for _, most in lengths.spans) if lengths else 0
+        longest = sum(max_tokens for _, max_tokens in lengths.spans) if lengths else 0
         if longest > arch.max_position:
-            most = f"{arch.max_position} tokens ({arch.name})"
-            raise ValueError(f"input_len: expected with output_len at most {most}, got {longest}")
+            max_tokens = f"{arch.max_position} tokens ({arch.name})"
+            raise ValueError(f"input_len: expected with output_len at most {max_tokens}, got {longest}")
         return KernelTimes(arch, device, self.dtype, self.kv_dtype, gpus, self.host_ms, bounds=self.bounds)
 
 
@@ -71,8 +71,8 @@ def simulate(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """TTFT, ITL and throughput of a load, by the engine's scheduler in simulated time: with published times of kernels,
-    with bounds, or with measured steps; nothing is computed, and no GPU is needed."""
+    """Run the engine's scheduler in simulated time, and show TTFT, ITL and throughput of a load.  The step times are
+    published kernel times, lower bounds, or measured steps.  No model runs, and no GPU is needed."""
     from rooflab.bench.latency import clock, step_model
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_record import trace_file

@@ -1,4 +1,4 @@
-"""The commands `ledger`, `whatif` and `capture`: a step's time by op, another kernel's effect, a program's shapes."""
+"""Defines the commands `ledger`, `whatif` and `capture`, which study the time of an engine step op by op."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from rooflab.roofline.steps import Kind
 
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
-SPARE = 160
+SPARE_TOKENS = 160
 """The number of tokens that a sequence may get beyond its context."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options that describe a step of the engine."""
+    """Options that describe one step of the engine, such as the batch size and the context length."""
 
     model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a folder, or a preset.")] = "smollm2-135m"
     dummy: option.Dummy = False
@@ -43,10 +43,10 @@ class StepOptions:
     out: option.Out = None
 
     def engine(self, loading: str = "loading the model", **options: Json) -> LLM:
-        """Makes an engine for such steps.  A step reads its own tokens, so that its time is the time of one step."""
+        """Loads an engine for timing single steps.  Steps do not overlap, so each time belongs to one step."""
         from rooflab.engine.llm import LLM
 
-        most = self.context + SPARE
+        max_tokens = self.context + SPARE_TOKENS
         with show.waiting(loading):
             return LLM(
                 self.model,
@@ -57,17 +57,17 @@ class StepOptions:
                 max_num_batched_tokens=max(self.context, self.batch, 512),
                 prefix_caching=False,
                 overlap=False,
-                num_kv_blocks=self.batch * (-(-most // 16) + 1),
-                max_model_len=most,
+                num_kv_blocks=self.batch * (-(-max_tokens // 16) + 1),
+                max_model_len=max_tokens,
                 **options,
             )
 
     def sequences(self, kind: Kind) -> int:
-        """The number of sequences in a step: `batch`, or 1 for a prefill, because a prompt is computed alone."""
+        """Returns the number of sequences in a step: `batch`, or 1 for a prefill, which takes one prompt."""
         return 1 if kind == "prefill" else self.batch
 
     def ledger(self, kind: Kind, llm: LLM | None) -> Ledger:
-        """The ledger of a step, measured on `llm`; if `llm` is None, calculated from published times."""
+        """Returns a step's time by op: measured on `llm`, or calculated from published times if `llm` is None."""
         from rooflab.bench.latency.ledger import from_kernels, measured
 
         if llm is not None:
@@ -87,10 +87,9 @@ def ledger(
     enforce_eager: option.Eager = False,
     json: option.Json = False,
 ) -> None:
-    """A step of the engine, op by op: shape, cost, bound, time and share, the host's time, and the residual.
+    """Split the time of an engine step by op: shape, cost, bound, time and share, the host's time, and the residual.
 
-    Measured on this machine, or with --gpu by published times of kernels.
-    """
+    The times are measured on this machine.  With --gpu they come from published kernel times."""
     from rooflab.bench.latency.latency_records import ledger_record
 
     kind: Kind = "prefill" if prefill else "decode"
@@ -119,11 +118,10 @@ def whatif(
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
     json: option.Json = False,
 ) -> None:
-    """Predict how another kernel changes TTFT and ITL; measure it too if it exists.
+    """Predict how another kernel changes TTFT and ITL.  With --swap, also measure the change with an existing kernel.
 
-    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch such sequences; both
-    without CUDA graphs.
-    """
+    TTFT is the time of a step with one prompt of --context tokens.  ITL is the time of a decode step with --batch such
+    sequences.  Both are without CUDA graphs."""
     from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
     from rooflab.engine.choose.model_shapes import FUSED, OPS
@@ -139,14 +137,14 @@ def whatif(
     ledgers = [step.ledger(kind, llm) for kind in KINDS if factors]
     changes = [change for steps in ledgers for change in scale(steps, factors)]
     if missing := factors.keys() - {change.op for change in changes}:
-        used = sorted({row.op for steps in ledgers for row in steps.rows})
-        raise ValueError(f"kernel: the steps use {', '.join(used)}, got {', '.join(sorted(missing))}")
+        used_ops = sorted({row.op for steps in ledgers for row in steps.rows})
+        raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing))}")
     if llm is not None:
         changes += [change for op, name in swaps.items() for change in _swapped(step, llm, op, name)]
     if step.out:
-        of = step.gpu or (llm.device.type if llm else "")
-        about = {"model": step.model, "batch": step.batch, "context": step.context, "of": of}
-        show.note(f"records: {change_records(changes, about, step.out)}")
+        device_name = step.gpu or (llm.device.type if llm else "")
+        step_fields = {"model": step.model, "batch": step.batch, "context": step.context, "of": device_name}
+        show.note(f"records: {change_records(changes, step_fields, step.out)}")
     rows = [change.row() for change in changes]
     show.result({"rows": rows, "verdicts": [change.verdict() for change in changes]})
     show.table(rows, rows[0], filled=True)
@@ -163,13 +161,13 @@ def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChang
     kernel = get_kernel(op, name)
     current = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in KINDS}
     kinds = [kind for kind in KINDS if current[kind] not in (kernel, None)]
-    same = f"swap: the engine runs {op}={name} already" if kernel in current.values() else ""
+    same_note = f"swap: the engine runs {op}={name} already" if kernel in current.values() else ""
     if not kinds:
-        raise ValueError(same or f"swap: expected an op of {llm.arch.name}, got {op!r}")
-    show.note(same and f"{same}, but for steps of {kinds[0]}")
-    other = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
+        raise ValueError(same_note or f"swap: expected an op of {llm.arch.name}, got {op!r}")
+    show.note(same_note and f"{same_note}, but for steps of {kinds[0]}")
+    swapped_llm = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
     with show.waiting(f"{op}={name}"):
-        swaps = [changes.swap(llm, other, op, kernel, kind, step.sequences(kind), step.context) for kind in kinds]
+        swaps = [changes.swap(llm, swapped_llm, op, kernel, kind, step.sequences(kind), step.context) for kind in kinds]
     return [change for change in swaps if change is not None]
 
 
@@ -178,10 +176,9 @@ def capture(
     context: typer.Context,
     suite: Annotated[Path, option.file("--suite", help="The file to write, called .json.")] = Path("captured.json"),
 ) -> None:
-    """Run a Python program (after --), and keep the shapes of its ops, weighted by time, as a suite.
+    """Run a Python program (after --), and store the shapes of its ops, weighted by time, as a suite of input cases.
 
-    rooflab capture --suite mine.json -- python app.py; then rooflab bench --suite mine.json, and ab and tune alike.
-    """
+    rooflab capture --suite mine.json -- python app.py; then rooflab bench --suite mine.json, or ab or tune."""
     import json
 
     from rooflab.bench.latency.captured_suite import run_program

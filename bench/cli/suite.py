@@ -1,4 +1,4 @@
-"""The commands `suite` and `tune`: measure all that is worth measuring on a card, and search kernels' configs."""
+"""Defines the commands `suite`, which runs all useful measurements on a GPU, and `tune`, which searches configs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def suite(
     seed: int = 0,
     json: option.Json = False,
 ) -> None:
-    """Run everything worth measuring on the card at hand, most valuable first: commands, each in its own process.
+    """Run all useful measurements on this machine's GPU, the most valuable first.  Each runs in its own process.
 
-    Exit status 11 where an entry failed or a kernel is wrong, 13 where a reading cannot be true.
-    """
+    Exit status 11: an entry failed or a kernel is wrong.  Exit status 13: a measured value cannot be true."""
     from rooflab.bench.suite import state
 
     if summary is not None:
@@ -113,10 +112,9 @@ def tune(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Search a kernel's configs on this card.
+    """Search the best config of a kernel on this machine's device.
 
-    Ends with exit status 11 if a measured config is wrong; a dry run checks only the config that it would choose.
-    """
+    Exit status 11: a measured config gives wrong results.  A dry run checks only the config that it would choose."""
     from rooflab.bench.core import read, result_folder
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import COLUMNS, tune_op
@@ -126,11 +124,11 @@ def tune(
     if records is not None:
         if not choose:
             raise ValueError("records: expected --choose with it")
-        written = write_choices([record for record in read(records, deep=True) if record.op == op])
-        if not written:
+        choice_files = write_choices([record for record in read(records, deep=True) if record.op == op])
+        if not choice_files:
             raise ValueError(f"records: expected {op}'s, timed and checked on a GPU in bf16; got none in {records}")
-        show.result({"written": written})
-        for path in written:
+        show.result({"written": choice_files})
+        for path in choice_files:
             show.line(f"written: {path}")
         return
     folder = out or result_folder()
@@ -147,13 +145,13 @@ def tune(
         seed=seed,
         clean=choose,
     )
-    written = write_choices(report.records) if choose else []
-    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": written})
+    choice_files = write_choices(report.records) if choose else []
+    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": choice_files})
     show.table(report.rows, COLUMNS)
     if report.stopped:
         show.line(report.stopped, "yellow")
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
-    for path in written:
+    for path in choice_files:
         show.line(f"written: {path}")
     statuses: set[str] = {record.status for record in report.records} or {"OK"}
     exit_for(statuses | ({result.status for result in report.results} if dry_run else set()))

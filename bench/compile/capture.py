@@ -1,7 +1,7 @@
-"""Turns every launch of Triton, Gluon and CUDA C++ into a compilation, in the compiling process and without a GPU.
+"""Replaces kernel launches of Triton, Gluon and CUDA C++ by compilations, without a GPU.
 
 A fake driver replaces the GPU.  The kernel's own launcher is called with meta tensors.  Triton specialises the kernel
-as in a GPU run, because a meta tensor's address is 0, which is as aligned as a device allocation.
+as in a GPU run: the address of a meta tensor is 0, and 0 has the same alignment as a device allocation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT_STAGES = 3
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, with the compiled kernel."""
+    """Describes one kernel launch, and holds the compiled kernel."""
 
     name: str
     backend: str
@@ -63,12 +63,12 @@ class Launch:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key of the launch.  Two launches with the same key launch the same kernel."""
+        """Returns the key of the launch.  Two launches with the same key run the same kernel on the same grid."""
         return self.name, self.source_hash, self.grid, self.threads, self.shared_bytes
 
 
 class FakeDriver:
-    """A driver with one GPU.  Triton can compile kernels for this GPU, but cannot run them on it."""
+    """A fake Triton driver with one GPU.  Triton compiles kernels for this GPU, but cannot run them."""
 
     def __init__(self, sm: int, properties: Mapping[str, int], device: str = "meta"):
         self.target = GPUTarget("cuda", sm, 32)
@@ -82,14 +82,14 @@ class FakeDriver:
 
 @contextmanager
 def driven_by(driver: FakeDriver) -> Iterator[None]:
-    """Makes `driver` the active driver of Triton inside `with`."""
+    """Makes `driver` Triton's active driver inside a `with` block."""
     active = triton.runtime.driver
-    before = active._active  # `active` would look for a GPU
+    previous_driver = active._active  # `active` would look for a GPU
     active.set_active(driver)
     try:
         yield
     finally:
-        active.set_active(before)
+        active.set_active(previous_driver)
 
 
 def check_internals() -> None:
@@ -106,20 +106,20 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Inside `with`, a launch only compiles for `sm`, and is appended to `launches`, unless its grid is empty."""
+    """Inside `with`, a Triton launch only compiles for `sm`.  `launches` gets each launch that has a non-empty grid."""
     check_internals()
     run, tune = JITFunction.run, Autotuner.run
     unsaid: set[str] = set()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        asked = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
+        options = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
         with redirect_stdout(StringIO()) as log, triton.knobs.nvidia.scope():
             triton.knobs.nvidia.dump_ptxas_log = True
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         if 0 not in grid:  # Triton's launcher skips an empty grid
-            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked, log.getvalue()))
+            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), options, log.getvalue()))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,9 +130,9 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             # `triton.Config` always has a `num_stages`; its default value was not requested.
             unsaid.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
-            before = len(launches)
+            first_index = len(launches)
             kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
-            launches[before:] = [replace(launch, tried=number) for launch in launches[before:]]
+            launches[first_index:] = [replace(launch, tried=number) for launch in launches[first_index:]]
             unsaid.clear()
         self.nargs = None
         return kernel
@@ -170,7 +170,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
 
 
 def _num_warps(kernel: Any) -> int:
-    """The requested number of warps.  The number in the metadata also includes specialised warps."""
+    """Returns the requested number of warps, without the warps that warp specialisation adds."""
     match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
     return int(match[1]) if match else int(kernel.metadata.num_warps)
 
@@ -180,7 +180,7 @@ def _target(kernel: Any) -> str:
 
 
 def ptxas_log(kernel: Any) -> str:
-    """Assembles the kernel's PTX once more, and returns ptxas's log."""
+    """Assembles the kernel's PTX once more, and returns the log of ptxas."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -198,7 +198,7 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     """Inside `with`, a launch of a `CudaKernel` only compiles for `arch`, and is appended to `launches`.
 
-    The class itself is changed, so that it does not matter how a kernel's module has imported `load`.
+    The function changes the class `CudaKernel` itself.  So it also covers modules that have imported `load` directly.
     """
     from rooflab.kernels import _cuda
 

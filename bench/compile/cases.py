@@ -1,4 +1,4 @@
-"""Chooses what `rooflab static` compiles for Hopper and an H100: by default each kernel on a suite's largest case."""
+"""Chooses what `rooflab static` compiles for Hopper: by default each kernel with the largest input case of a suite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUITES = ("llama3_8b",)
 
 
 class KernelCase(NamedTuple):
-    """One kernel on one case, to compile, emulate or predict."""
+    """One kernel with one input case, to compile, emulate or predict."""
 
     op: str
     kernel: str
@@ -43,26 +43,26 @@ class KernelCase(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A name for output, such as `gemm/tensor_core M=...,N=... bf16`."""
+        """Returns a name for printed output, such as `gemm/tensor_core M=...,N=... bf16`."""
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
 
     @property
     def is_launcher(self) -> bool:
-        """Whether the kernel is a launcher that is not registered.  Then `op` is its file (`launchers.selected`)."""
+        """Whether the kernel is an unregistered launcher, a user's function.  Then `op` is the name of its file."""
         return self.op.endswith(".py")
 
     @property
     def registered(self) -> Kernel:
-        """The registered kernel.  For a launcher that is not registered, a `Kernel` that cannot run in this process."""
+        """Returns the registered kernel; for an unregistered launcher, a `Kernel` that cannot run in this process."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, to send them to another process."""
+        """Returns the fields as JSON values, so that another process can receive them."""
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        return {**asked, "file": file, "config": config}
+        names = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        return {**names, "file": file, "config": config}
 
 
 def _not_here() -> NoReturn:
@@ -71,7 +71,7 @@ def _not_here() -> NoReturn:
 
 @dataclass(frozen=True)
 class Query:
-    """The kernels and cases that the user wants `rooflab static` to compile."""
+    """The user's choice of kernels and input cases for `rooflab static`."""
 
     op: str | None = None
     kernels: Sequence[str] = ()
@@ -82,41 +82,41 @@ class Query:
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """For each kernel and scheme, the case of `suites` with the most work, among those that the kernel takes.  With
-        `every_case`, all cases of `suites` that the kernel takes.  If `cases` are given, those that the kernel takes.
+        """Returns, for each kernel and dtype scheme, the input case with the most work.  Only cases of `suites` that
+        the kernel supports count.  With `every_case` or `cases`, returns all supported cases of `suites` or of `cases`.
 
-        With `only_ids` only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
+        If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
-        chosen = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
-        suites = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
+        kernels = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
+        suites = {suite for kernel, _ in kernels for suite in registry.get_op(kernel.op).cases}
         for suite in self.suites:
             if not self.cases and suite not in (*suites, *DEFAULT_SUITES):
                 raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite!r}")
         schemes = [get_scheme(name) for name in self.schemes]
         selected = []
-        for kernel, file in chosen:
+        for kernel, file in kernels:
             spec = registry.get_op(kernel.op)
-            listed = [spec.check_case(Case.parse(text)) for text in self.cases]
-            listed = listed or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
+            cases = [spec.check_case(Case.parse(text)) for text in self.cases]
+            cases = cases or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
             for scheme in schemes or [get_scheme(name) for name in spec.schemes]:
                 if scheme.name in spec.schemes:
-                    taken = _taken(kernel, spec, listed, scheme)
-                    keep = taken if self.every_case or self.cases else taken[-1:]
-                    selected += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in keep]
+                    supported_cases = _taken(kernel, spec, cases, scheme)
+                    kept_cases = supported_cases if self.every_case or self.cases else supported_cases[-1:]
+                    selected += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in kept_cases]
         return selected
 
 
 def can_keep(kernel: Kernel) -> bool:
-    """Whether a kernel's compiled code depends only on the tree's sources and on package versions.
+    """Whether a kernel's compiled code depends only on Rooflab's sources and on package versions.
 
-    For CUDA C++ this is false: the compiler may come from a toolkit outside the packages, which can change silently.
+    For CUDA C++ this is false: its compiler may come from a toolkit outside the packages, which can change unnoticed.
     """
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
-    """The cases that the kernel takes, sorted by work, the least work first."""
+    """Returns the input cases that the kernel supports, sorted by work, the smallest first."""
     costed = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -127,7 +127,7 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Kernels with compiled code, each with the file that registers the kernel, or None if it is in the tree."""
+    """Returns kernels with compiled code, each with the user's file that registers it (None for Rooflab's own)."""
     chosen = choose_kernels(op, names)
     for kernel, file in chosen if names else ():
         if file is None:
@@ -139,12 +139,12 @@ def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | 
 
 
 def has_code(kernel: Kernel) -> bool:
-    """Whether a kernel has compiled code that is in the tree or in a user's file, and not in an installed package."""
+    """Whether a kernel has compiled code of Rooflab or of a user's file.  Code of installed packages does not count."""
     return kernel.has_code and (kernel.role != "peer" or kernel.file is not None)
 
 
 def check_backend(kernel: Kernel) -> None:
-    """Raises `ValueError` if the kernel's backend is not in `COMPILED`."""
+    """Raises `ValueError` if the kernel's backend has no compiled code."""
     if kernel.backend not in COMPILED:
         backends = " or ".join(COMPILED)
         raise ValueError(f"kernel: expected one in {backends}, got {kernel.id}, whose backend is {kernel.backend}")
@@ -155,7 +155,7 @@ ARCHITECTURE, SM = "sm_90a", 90
 
 
 def device_for(gpu: str | None = None) -> Device:
-    """The GPU called `gpu`, by default an H100.  Raises `ValueError` if the GPU is unknown or is not Hopper."""
+    """Returns the GPU `gpu`, by default an H100.  Raises `ValueError` if the GPU is unknown or not a Hopper GPU."""
     device = get_device(gpu or "h100-sxm")
     major, minor = device.compute_capability
     if 10 * major + minor != SM:
@@ -164,7 +164,7 @@ def device_for(gpu: str | None = None) -> Device:
 
 
 def properties() -> dict[str, int]:
-    """The properties of an H100 that a launcher may ask Triton's driver for."""
+    """Returns the H100 properties that Triton launchers read from the driver."""
     device = device_for()
     limits = limits_of(device)
     return {
@@ -179,7 +179,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """The CTAs that an H100 holds at once, at least one per SM.  If `registers` is None, the maximum is assumed."""
+    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers` None means the maximum number."""
     device = device_for()
-    held = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
-    return device.sms * max(1, held.ctas_per_sm)
+    occupied = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
+    return device.sms * max(1, occupied.ctas_per_sm)

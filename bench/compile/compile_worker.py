@@ -1,6 +1,6 @@
-"""The program of the process in which `static.py` compiles kernels and reads the result, with Triton's bundled tools.
+"""Runs in a child process, where it compiles kernels and reads the compiled code with Triton's bundled tools.
 
-`static.py` starts the process without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
+`static.py` starts this process without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ Answer = dict[str, Any]
 
 
 class CaseRefused(ValueError):
-    """The kernel does not exist, or it says that it does not take the case."""
+    """The kernel does not exist, or the kernel does not support the input case."""
 
 
 def launches_of(
     kernel: registry.Kernel, case: Case, scheme: Scheme, config: Mapping[str, Any] | None = None
 ) -> list[Launch]:
-    """Compiles everything that `kernel` launches for a case.  `config`: fields of a config to use instead of its own.
+    """Compiles everything that `kernel` launches for an input case.  `config` replaces the kernel's own config.
 
-    Raises `CaseRefused` if the kernel does not take the case, and every exception of the launcher or the compiler.
-    """
+    Raises `CaseRefused` if the kernel does not support the case, and every exception of the launcher or compiler."""
     spec = registry.get_op(kernel.op)
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
     refusal = kernel.why_not_args(inputs)
@@ -88,7 +87,7 @@ _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "bac
 
 
 def describe(launches: Sequence[Launch]) -> list[Answer]:
-    """The fields of `static.CompiledInfo`, for each kernel and grid that was launched."""
+    """Returns the fields of `static.CompiledInfo` for each pair of kernel and grid in `launches`."""
     counts = Counter(launch.key for launch in launches)
     return [_fields(launch, counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
 
@@ -114,18 +113,18 @@ def _fields(launch: Launch, launches: int) -> Answer:
 
 
 def _warnings(log: str) -> list[str]:
-    """The assembler's warnings about code with wgmma, for example that products wait for one another."""
+    """Returns the assembler's warnings about code with wgmma, for example that wgmma instructions are serialized."""
     return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
 
 
 def _threads(launch: Launch) -> int:
-    """Threads per CTA; with warp specialisation, more than 32 * num_warps."""
+    """Returns the threads per CTA.  With warp specialisation the result is more than `32 * num_warps`."""
     sizes = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
     return int(sizes[0]) if sizes else 32 * launch.num_warps
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to compile: `{"kernels": [...]}`, with one entry for each launched kernel and grid."""
+    """Answers a request to compile by `{"kernels": [...]}`, with one entry for each launched kernel and grid."""
     launches = _launcher(request) if request["op"].endswith(".py") else _registered(request)
     if not launches:
         name = f"{request['op']}/{request['kernel']}"
@@ -149,7 +148,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """The launches of a launcher that is not registered.  Its tensors have values, because it may read them."""
+    """Returns the launches of an unregistered launcher.  Its input tensors have values, because it may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
@@ -159,7 +158,7 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to select: `{"selected": [...]}`, with what `cases.Query` selects in this process's tree."""
+    """Answers a request to select by `{"selected": [...]}`, the kernels and cases that `cases.Query` selects here."""
     file_of = _own(request)
     if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
@@ -171,7 +170,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """The files of kernels by id, in a repository that is not Rooflab's; None in a tree of Rooflab."""
+    """Maps kernel ids to files, for a repository that is not Rooflab's.  Returns None for Rooflab's own sources."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))
@@ -182,11 +181,11 @@ def answer(request: Mapping[str, Any]) -> Answer:
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        error_frame = traceback.extract_tb(error.__traceback__)[-1]
         refused = isinstance(error, CaseRefused)
         text = str(error) if refused else f"{type(error).__name__}: {error}".strip()
-        place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
-        return {"error": text, "where": "" if refused else place, "refused": refused}
+        error_place = f"{Path(error_frame.filename).name}:{error_frame.lineno} in {error_frame.name}"
+        return {"error": text, "where": "" if refused else error_place, "refused": refused}
 
 
 TOOL_TIMEOUT_S = 120.0
@@ -198,7 +197,7 @@ _RESOURCES = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Cubin:
-    """The facts about one kernel in a cubin."""
+    """Facts about one kernel in a cubin, the binary of compiled GPU code."""
 
     target: str
     """The architecture, such as `sm_90a`."""
@@ -215,7 +214,7 @@ class Cubin:
 
 
 def read_cubin(cubin: bytes, name: str) -> Cubin:
-    """Reads the kernel called `name`.  Raises `RuntimeError` if a tool fails, `ValueError` if the kernel is missing."""
+    """Reads the kernel `name`.  Raises `RuntimeError` if a tool fails, and `ValueError` if the kernel is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -237,7 +236,7 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
 
 
 def _text(code: sass.SassFunction) -> str:
-    """The code as cuobjdump prints it, with addresses instead of labels."""
+    """Returns the code in the format of `cuobjdump`, with addresses instead of labels."""
 
     def address(label: re.Match[str]) -> str:
         return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]
@@ -251,7 +250,7 @@ def _text(code: sass.SassFunction) -> str:
 
 def _run_tool(tool: str, *options: str) -> str:
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
-    done = subprocess.run([str(path), *options], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError(f"{tool}: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+    process = subprocess.run([str(path), *options], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    if process.returncode:
+        raise RuntimeError(f"{tool}: {(process.stderr or process.stdout).strip()}")
+    return process.stdout

@@ -1,4 +1,4 @@
-"""The two sides of a comparison of compiled code: a revision and the working tree.  Each has its own processes."""
+"""Prepares the two trees of a code comparison, a git revision and the working tree, each with its own processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompiledTree:
-    """One tree, and the processes that compile its kernels."""
+    """One source tree, with the processes that compile its kernels."""
 
     label: str
     workers: Pool
@@ -33,7 +33,7 @@ class CompiledTree:
     """For another repository than Rooflab's: its tree (`within`), and its `files` that register the kernels."""
 
     def select(self, query: Query) -> list[Item]:
-        """The items that the query selects in this tree.  Raises `ValueError` if the tree's process fails."""
+        """Returns the kernels and cases that `query` selects.  Raises `ValueError` if the worker process fails."""
         try:
             answer = self.workers.ask({"do": "select", "query": asdict(replace(query, kernels=())), **self.within})
         except ChildFailed as failed:
@@ -45,7 +45,7 @@ class CompiledTree:
 
 @contextmanager
 def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
-    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` if git does not know `revision`."""
+    """Yields the sources of `revision` in a temporary git worktree.  Raises `ValueError` on an unknown revision."""
     # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
     with checked_out(root, revision) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
@@ -60,13 +60,13 @@ def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
 
 
 def own_side() -> CompiledTree:
-    """The tree that this process runs, including uncommitted changes."""
+    """Returns the source tree of the running program, including uncommitted changes."""
     return CompiledTree("the working tree", own_compilers(), own_hash())
 
 
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """A revision and the working tree.  Both belong to Rooflab, or to another repository that has the kernels."""
+    """Yields a git revision and the working tree.  Both are of the repository that has the kernels, such as Rooflab."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
         with revision_side(OWN_TREE, revision) as base:
@@ -75,9 +75,9 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTre
     with ExitStack() as stack:
         tree = stack.enter_context(checked_out(repository, revision))
         trees, labels = (tree.path, repository), (tree.label, "the working tree")
-        sides = []
+        code_trees = []
         for path, label, paths in zip(trees, labels, files_in(trees, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
             stack.callback(pool.stop)
-            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, paths)]}))
-        yield sides[0], sides[1]
+            code_trees.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, paths)]}))
+        yield code_trees[0], code_trees[1]

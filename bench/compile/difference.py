@@ -1,4 +1,4 @@
-"""Compares the compiled code of kernels between two trees, and decides which differences fail a pull request."""
+"""Compares the compiled code of kernels between two source trees, and decides which differences fail a pull request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rooflab.roofline.device import Device
 Verdict = Literal[
     "SAME", "CHANGED", "NEW", "FIXED", "SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE", "GONE", "NOT COMPARED"
 ]
-FAILED: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
+FAILING_VERDICTS: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
 Identity = tuple[str, str, str, str]
 """The op, kernel, scheme and case that identify an item in both trees."""
 _PATHS = (*TENSOR_CORES, "none")
@@ -34,7 +34,7 @@ _WORKS_NOW: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
 
 @dataclass(frozen=True)
 class CodeChange:
-    """The comparison of one kernel on one case in one scheme between two trees."""
+    """Compares one kernel between two source trees, for one input case and one dtype scheme."""
 
     op: str
     kernel: str
@@ -49,16 +49,17 @@ class CodeChange:
     now: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of the comparison as JSON values."""
+        """Returns the fields of this object as JSON values."""
         sides = {"before": [s.to_json() for s in self.before], "now": [s.to_json() for s in self.now]}
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
-    """The status: 11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel is gone
-    or nothing was compared; else 0.  `untouched`: other kernels were not affected, so comparing nothing is no fault."""
+    """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel no longer
+    exists or nothing was compared; else 0.  With `untouched` an empty comparison is fine: the changes affect no other
+    kernel."""
     verdicts = {change.verdict for change in changes}
-    if verdicts & set(FAILED):
+    if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
     nothing = verdicts <= {"NOT COMPARED"} and not untouched
     return ExitStatus.INVALID if "GONE" in verdicts or nothing else ExitStatus.DONE
@@ -78,7 +79,7 @@ _COUNTED: dict[Verdict, str] = {
 
 
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
-    """The counts of all verdicts in one line."""
+    """Returns one line with the number of kernels for each verdict."""
     counts = Counter(change.verdict for change in changes)
     parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
     status = exit_status(changes, untouched)
@@ -89,12 +90,12 @@ def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = Fal
 
 
 def gone(identity: Identity, reason: str) -> CodeChange:
-    """The verdict on a kernel that only the base has."""
+    """Returns the verdict for a kernel that exists only in the base tree."""
     return CodeChange(*identity, "GONE", (reason,))
 
 
 def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
-    """The verdict on a kernel that only the head has."""
+    """Returns the verdict for a kernel that exists only in the head tree."""
     if isinstance(now, CompileFailure):
         return CodeChange(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
     spills = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
@@ -104,7 +105,7 @@ def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
 def changed(
     identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
 ) -> CodeChange:
-    """The verdict on a kernel that both trees have.  `note` is an additional sentence for the verdict."""
+    """Returns the verdict for a kernel that exists in both trees.  `note` is an extra sentence for the verdict."""
     if isinstance(now, CompileFailure):
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
@@ -113,17 +114,17 @@ def changed(
     notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
-    pairs = _aligned(before, now)
-    best = pairs or [(min(before, key=_rank), min(now, key=_rank))]
+    launch_pairs = _aligned(before, now)
+    paths = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
     stack = attrgetter("stack_bytes")
-    worst = pairs or [(max(before, key=stack), max(now, key=stack))]
-    lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
-    spills = [_spills(was, is_) for was, is_ in worst if is_.stack_bytes > was.stack_bytes]
-    verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
-    others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
+    spill_pairs = launch_pairs or [(max(before, key=stack), max(now, key=stack))]
+    losses = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in paths if _rank(is_) > _rank(was)]
+    spills = [_spills(was, is_) for was, is_ in spill_pairs if is_.stack_bytes > was.stack_bytes]
+    verdict: Verdict = "LOST TENSOR CORES" if losses else "SPILLS" if spills else "CHANGED"
+    other_changes = [sentence for was, is_ in launch_pairs for sentence in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
-        others.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
-    sentences = (*lost, *spills, *others, *_findings(before, now), *notes)
+        other_changes.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
+    sentences = (*losses, *spills, *other_changes, *_findings(before, now), *notes)
     return CodeChange(
         *identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now)
     )
@@ -134,8 +135,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Pairs of launches: by name if both sides have the same names, else in order.  Empty if the numbers of launches
-    differ; then each side is represented by its best tensor-core path and its most spilled bytes."""
+    """Returns pairs of launches: by kernel name if both sides have the same names, else in order.  The result is empty
+    if the numbers of launches differ; then the caller compares each side's best tensor cores and most spilled bytes."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -178,38 +179,38 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """First options that lost their effect or are new and have no effect; then options that have an effect again."""
-    failed = {option.name for summary in before for option in summary.options if not option.took_effect}
-    fails = {option.name: option for summary in now for option in summary.options if not option.took_effect}
-    worse = [option.sentence for name, option in fails.items() if name not in failed]
-    works = {option.name for summary in now for option in summary.options if option.took_effect}
-    return worse + [f"{name} takes effect now" for name in sorted((failed - fails.keys()) & works)]
+    """Returns sentences: first on options that newly have no effect, then on options that have an effect again."""
+    failed_names = {option.name for summary in before for option in summary.options if not option.took_effect}
+    failures = {option.name: option for summary in now for option in summary.options if not option.took_effect}
+    worse = [option.sentence for name, option in failures.items() if name not in failed_names]
+    working_names = {option.name for summary in now for option in summary.options if option.took_effect}
+    return worse + [f"{name} takes effect now" for name in sorted((failed_names - failures.keys()) & working_names)]
 
 
 def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
-    """The text for a pull request: the verdict, and a table of the kernels that are not SAME."""
-    shown = [change for change in changes if change.verdict != "SAME"]
-    order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
+    """Returns the text for a pull request: the verdict, and a table of all kernels with other verdicts than SAME."""
+    shown_changes = [change for change in changes if change.verdict != "SAME"]
+    order = (*FAILING_VERDICTS, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     rows = []
-    for change in sorted(shown, key=lambda change: order.index(change.verdict)):
-        what = Marked("<br>".join(map(markdown_cell, change.sentences)))
+    for change in sorted(shown_changes, key=lambda change: order.index(change.verdict)):
+        sentences_cell = Marked("<br>".join(map(markdown_cell, change.sentences)))
         kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
-        rows.append((change.verdict, kernel, change.scheme, case, what))
-    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown else []
+        rows.append((change.verdict, kernel, change.scheme, case, sentences_cell))
+    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown_changes else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-Pair = tuple[Item | None, Item | None]
+ItemPair = tuple[Item | None, Item | None]
 """The base's item and the matching item of the head; None if a tree has no such item."""
 
 
-def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[Pair], bool]:
-    """The pairs of the query that the difference from `revision` affects, and whether the query has other pairs too."""
-    changed, trees = changed_files(head.path, revision), (base.path, head.path)
+def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[ItemPair], bool]:
+    """Returns the selected pairs that the changes since `revision` affect, and whether other pairs are selected too."""
+    changed_paths, trees = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
-        parts = {*touched_ops(changed, ops, users(trees, ops))}
+        parts = {*touched_ops(changed_paths, ops, users(trees, ops))}
         if not parts:
             if query != Query():
                 query.select()  # refuses names that are not there
@@ -217,49 +218,49 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
     all_pairs = matched(base, head, query)
     if head.within:
         files = {item["part"] for pair in all_pairs for item in pair if item}
-        parts = touched_files(changed, files, trees, head.path)
+        parts = touched_files(changed_paths, files, trees, head.path)
     touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in parts for item in pair)]
     return touched_pairs, len(touched_pairs) < len(all_pairs)
 
 
-def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
-    """All items that the query selects in either tree.  Raises `ValueError` if it selects none, or a process fails."""
-    before, after = base.select(query), head.select(query)
-    theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in after}
-    theirs |= {_id(item): item for item in after}  # of several cases each is paired with itself
-    base_keys = {_key(item) for item in before}
+def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[ItemPair]:
+    """Pairs the items that the query selects in the two trees.  Raises `ValueError` without items, or on a failure."""
+    bases, heads = base.select(query), head.select(query)
+    theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in heads}
+    theirs |= {_id(item): item for item in heads}  # of several cases each is paired with itself
+    base_keys = {_key(item) for item in bases}
     # Both sides compile the base's cases, so that they do the same work.
-    pairs: list[Pair] = [(item, theirs.get(_id(item)) or _at(item, theirs.get(_key(item)))) for item in before]
-    pairs += [(None, item) for item in after if _key(item) not in base_keys]
-    if not pairs:
+    item_pairs: list[ItemPair] = [(item, theirs.get(_id(item)) or _at(item, theirs.get(_key(item)))) for item in bases]
+    item_pairs += [(None, item) for item in heads if _key(item) not in base_keys]
+    if not item_pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
-    return pairs
+    return item_pairs
 
 
 def compare_pairs(
     base: CompiledTree,
     head: CompiledTree,
-    pairs: Sequence[Pair],
+    pairs: Sequence[ItemPair],
     device: Device,
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> list[CodeChange]:
-    """Compares pairs of items, and calls `done` after each compilation.  The result is sorted by op, kernel and scheme.
+    """Compares pairs of items, and calls `done` after each compilation.  Sorts the result by op, kernel, scheme and
+    case.
 
-    Raises `ValueError` if a tree's process fails.
-    """
-    old = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
-    broken = [result for result in old.values() if isinstance(result, CompileFailure) and not result.refused]
-    if broken and not any(isinstance(result, list) for result in old.values()):
+    Raises `ValueError` if the process of a tree fails."""
+    base_results = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
+    failures = [result for result in base_results.values() if isinstance(result, CompileFailure) and not result.refused]
+    if failures and not any(isinstance(result, list) for result in base_results.values()):
         # One failure means a broken kernel; if every kernel fails, this bench cannot read the tree.
-        raise ValueError(f"compare: nothing of {base.label} compiles here: {broken[0]}")
-    now = _compile(head, [item for _, item in pairs if item is not None], device, store, done)
-    changes = [_change(pair, old, now) for pair in pairs]
+        raise ValueError(f"compare: nothing of {base.label} compiles here: {failures[0]}")
+    head_results = _compile(head, [item for _, item in pairs if item is not None], device, store, done)
+    changes = [_change(pair, base_results, head_results) for pair in pairs]
     return sorted(changes, key=lambda change: (change.op, change.kernel, change.scheme, change.case_id))
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the case of `item`; `other` unchanged if the cases of the two trees have different keys."""
+    """Returns `other` with the input case of `item`, or unchanged if the cases of the two trees have different keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}
@@ -279,8 +280,8 @@ Results = dict[Identity, list[Summary] | CompileFailure]
 def _compile(
     side: CompiledTree, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
 ) -> Results:
-    asked = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
-    messages = [{"do": "compile", **request, **side.within} for request in asked]
+    requests = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
+    messages = [{"do": "compile", **request, **side.within} for request in requests]
     results = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
     return {
         _id(item): result
@@ -290,7 +291,7 @@ def _compile(
     }
 
 
-def _change(pair: Pair, before: Results, after: Results) -> CodeChange:
+def _change(pair: ItemPair, before: Results, after: Results) -> CodeChange:
     base, head = pair
     if base is None:
         assert head is not None, "a pair has a side"

@@ -1,4 +1,4 @@
-"""Launchers of any project, without a registered op: `path.py::function`, with arguments given by shapes and values."""
+"""Handles unregistered kernel launchers of any project: `path.py::function`, with arguments by shapes and values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TENSOR = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
 
 
 def function_of(text: str) -> Callable[..., Any]:
-    """The function that `path.py::name` names.  Raises `ValueError` if the file or the function is missing."""
+    """Returns the function at `path.py::name`.  Raises `ValueError` if the file or the function is missing."""
     file, _, name = text.partition("::")
     path = Path(file)
     if not name or path.suffix != ".py" or not path.is_file():
@@ -45,7 +45,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> KernelCase:
-    """The launcher as a `KernelCase` of an unregistered kernel.  The op is its file, and the case has the arguments.
+    """Returns the launcher as a `KernelCase` of an unregistered kernel.  `op` is the file; `case` has the arguments.
 
     An example of `shapes` is `x=64x96,weight=96:bf16`; a tensor without a dtype gets `dtype`.  An example of
     `arguments` is `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another format.
@@ -62,17 +62,17 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
 
     expected = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
     tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected, shape)
-    others = texts_of(arguments)
-    if twice := tensors.keys() & others.keys():
+    values = texts_of(arguments)
+    if twice := tensors.keys() & values.keys():
         raise ValueError(f"argument: expected {twice.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
     dtypes = {value.partition(":")[2] for value in tensors.values()}
     scheme = get_scheme(dtypes.pop() if len(dtypes) == 1 else dtype)
-    return KernelCase(Path(file).name, name, Case(**tensors, **others), scheme, Path(file).resolve())
+    return KernelCase(Path(file).name, name, Case(**tensors, **values), scheme, Path(file).resolve())
 
 
 def texts_of(arguments: str) -> dict[str, str]:
-    """The values in a text such as `eps=1e-6,causal=true,sizes=[1,2,3]`, as texts by name."""
+    """Splits a text such as `eps=1e-6,causal=true,sizes=[1,2,3]` into a mapping from names to the texts of values."""
 
     def read(name: str, value: str) -> str:
         _value(value)
@@ -92,7 +92,7 @@ def _value(text: str) -> Any:
 
 
 def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
-    """The arguments of a case: CPU tensors of normally distributed numbers, and the other values."""
+    """Returns the arguments of an input case: CPU tensors of normally distributed numbers, and the other values."""
     generator, inputs = torch.Generator().manual_seed(seed), dict[str, Any]()
     for name, value in case.items():
         if not _TENSOR.fullmatch(value):
@@ -104,7 +104,7 @@ def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
 
 
 def check_named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if the names in `inputs` do not fit the parameters of `function`."""
+    """Raises `ValueError` if the names in `inputs` do not match the parameters of `function`."""
     try:
         inspect.signature(function).bind(**inputs)
     except TypeError as error:

@@ -1,7 +1,7 @@
-"""A pretended H100: tensors on the CPU report a CUDA device, and `torch.cuda` answers as on an H100.
+"""Simulates the presence of an H100: CPU tensors report a CUDA device, and `torch.cuda` answers as on an H100.
 
-A launcher asks for the device of its tensors, makes outputs there, and asks the GPU for its SMs and streams.  Questions
-that need a real GPU, such as times, raise an error with the name of the function.
+A kernel launcher asks for the device of its tensors, allocates outputs there, and asks the GPU for its SMs and streams.
+Questions that need a real GPU, such as measured times, raise an error with the name of the function.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 class OnGpu(TorchFunctionMode):
     """While this mode is active, CPU tensors report the device `GPU`, and tensors sent to `GPU` stay on the CPU.
 
-    The mode remembers each tensor whose address was asked for, because a kernel may read it through a pointer.
-    """
+    The mode remembers each tensor if a program reads its `data_ptr()`, because a kernel may use this pointer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class OnGpu(TorchFunctionMode):
 
 
 def _on_cpu(device: Any) -> Any:
-    """Returns the CPU if `device` is a CUDA device; any other device is returned unchanged."""
+    """Returns the CPU if `device` is a CUDA device; returns any other device unchanged."""
     if isinstance(device, int) and not isinstance(device, bool):
         return _CPU
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
@@ -64,7 +63,7 @@ def _on_cpu(device: Any) -> Any:
 
 
 class _Event:
-    """An event of the pretended GPU.  All work before the event is already done."""
+    """A CUDA event of the fake GPU.  All work before the event is already finished."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -79,24 +78,24 @@ class _Event:
         return True
 
     def elapsed_time(self, other: Any) -> NoReturn:
-        """Raises `RuntimeError`, because the emulator has no times."""
+        """Raises `RuntimeError`, because the emulator measures no times."""
         raise RuntimeError("torch.cuda.Event.elapsed_time: the emulator has no times")
 
 
 class _Stream(_Event):
-    """The only stream of the pretended GPU."""
+    """The only CUDA stream of the fake GPU."""
 
     cuda_stream, stream_id, device = 0, 0, GPU
 
     def record_event(self, event: Any = None) -> Any:
-        """Returns `event`, or a new event, on this stream."""
+        """Returns `event`, or a new event if `event` is None."""
         return event or _Event()
 
     wait_stream = wait_event = _Event.record
 
 
 class _Guard(nullcontext[None]):
-    """Replaces `torch.cuda.device` and similar guards, because there is only one device."""
+    """Replaces context managers such as `torch.cuda.device`; does nothing, because there is only one device."""
 
     idx = prev_idx = 0
 
@@ -113,7 +112,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 @contextmanager
 def pretended_gpu() -> Iterator[OnGpu]:
-    """Makes torch see a pretended H100 inside `with`."""
+    """Makes torch see a fake H100 inside a `with` block."""
     card, limits = device_for(), properties()
     device_properties = SimpleNamespace(
         name=card.full_name,
@@ -157,7 +156,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
 
 @contextmanager
 def pretended_card(device: str = "cuda:0") -> Iterator[None]:
-    """Makes torch and Triton see a pretended H100, for files that need a GPU at import.  Triton sees it as `device`."""
+    """Makes torch and Triton see a fake H100, for files that need a GPU at import.  Triton sees the GPU as `device`."""
     # Not at the top: the first import of Triton fixes its interpreter mode.
     from rooflab.bench.compile.capture import FakeDriver, driven_by
 

@@ -1,7 +1,7 @@
-"""Parses SASS as printed by `cuobjdump -sass` or `nvdisasm -c`: functions, and what instructions move, read and write.
+"""Parses SASS, the machine code of NVIDIA GPUs, as `cuobjdump -sass` or `nvdisasm -c` prints it.
 
-`cuobjdump` prints a branch's target as an address, `nvdisasm` as a label.  An unknown instruction counts only as one
-issue slot.
+The result is a list of functions, and the registers that each instruction reads and writes.  `cuobjdump` prints the
+target of a branch as an address, `nvdisasm` as a label.  An unknown instruction counts only as one issue slot.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SassInstruction:
 
     @property
     def family(self) -> str | None:
-        """The family of the instruction, a key of `FAMILIES`; None if it belongs to no family."""
+        """Returns the instruction's family, a key of `FAMILIES`; None if the instruction belongs to no family."""
         return _FAMILY_OF.get(self.name)
 
     @cached_property
@@ -91,7 +91,7 @@ class SassInstruction:
 
     @property
     def bytes_per_thread(self) -> int:
-        """Bytes that a load or store moves per thread; 0 for a TMA copy, which moves a tile, and other instructions."""
+        """Returns the bytes that a load or store moves per thread; 0 for other instructions and for TMA copies."""
         if not self.name.startswith(("LD", "ST", "ATOM", "RED")) or self.name in ("LDC", "LDGDEPBAR"):
             return 0
         if self.name in ("LDSM", "STSM"):
@@ -100,7 +100,7 @@ class SassInstruction:
 
     @property
     def target(self) -> int | None:
-        """The address to which a branch goes; None for other instructions."""
+        """Returns the target address of a branch; None for other instructions."""
         match = _ADDRESS.search(self.operands) if self.name == "BRA" else None
         return int(match[1], 16) if match else None
 
@@ -111,55 +111,55 @@ class SassInstruction:
 
     @property
     def loads_async(self) -> bool:
-        """Whether this instruction fills shared memory without registers, by cp.async, a TMA copy or a bulk copy."""
+        """Whether this instruction copies to shared memory without registers: cp.async, TMA copy or bulk copy."""
         return self.family == "cp_async" or self.fills_by_tma
 
     @property
     def fills_by_tma(self) -> bool:
-        """Whether this is a copy to shared memory that one thread starts, and whose bytes an mbarrier counts."""
+        """Whether this is a TMA or bulk copy from global to shared memory, with an mbarrier that counts the bytes."""
         return self.name == "UTMALDG" or (self.name == "UBLKCP" and self.modifiers[:2] == ("S", "G"))
 
     @property
     def stores_global(self) -> bool:
-        """Whether this instruction stores registers to global memory, or adds registers to values there."""
+        """Returns whether this instruction stores registers to global memory, or changes values there atomically."""
         return self.family == "global_store" or self.name in ("RED", "REDG", "ATOM", "ATOMG")
 
     @property
     def commits(self) -> bool:
-        """Whether this instruction ends a group of wgmma, so that later code can wait for the group."""
+        """Whether this instruction closes a group of wgmma instructions.  Later code can wait for this group."""
         return self.is_wgmma and bool(_COMMIT.search(self.operands))
 
     @property
     def groups_left(self) -> int | None:
-        """For a wait for wgmma, the number of groups that may still run after the wait; else None."""
+        """For a wait for wgmma, returns the number of groups that may still run after the wait; else None."""
         if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers:
             return None
         return int(self.arguments[-1], 16)
 
     @property
     def is_wgmma(self) -> bool:
-        """Whether four warps execute this instruction together."""
+        """Returns whether this is a wgmma instruction, which four warps execute together."""
         return self.family == "wgmma"
 
     @cached_property
     def mma_shape(self) -> tuple[int, int, int] | None:
-        """M, N and K of a matrix product; None for other instructions."""
+        """Returns the tile shape `(M, N, K)` of a tensor-core instruction; None for other instructions."""
         if self.is_wgmma:
-            sizes = next((match for part in self.modifiers if (match := _SHAPE.fullmatch(part))), None)
+            sizes = next((match for modifier in self.modifiers if (match := _SHAPE.fullmatch(modifier))), None)
             return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
         if self.name in _WARP_MMA:
-            return next((_MMA_SHAPES[part] for part in self.modifiers if part in _MMA_SHAPES), None)
+            return next((_MMA_SHAPES[modifier] for modifier in self.modifiers if modifier in _MMA_SHAPES), None)
         return None
 
     @property
     def mma_flops(self) -> int:
-        """FLOPs of a matrix product, per warp (mma) or per warpgroup (wgmma); 0 for other instructions."""
+        """Returns the FLOPs of a matrix instruction, per warp (mma) or per warpgroup (wgmma); else 0."""
         shape = self.mma_shape
         return 2 * shape[0] * shape[1] * shape[2] if shape else 0
 
     @property
     def mma_dtype(self) -> str:
-        """The operand dtype of a matrix product, with the names of `Device.matrix_flops_per_s`."""
+        """Returns the operand dtype of a tensor-core instruction, as a key of `Device.matrix_flops_per_s`."""
         if self.name in ("IMMA", "IGMMA"):
             return "int8"
         if self.name in ("QMMA", "QGMMA"):
@@ -168,12 +168,12 @@ class SassInstruction:
 
     @property
     def writes(self) -> frozenset[str]:
-        """Registers and predicates that the instruction writes."""
+        """Returns the names of the registers and predicates that the instruction writes."""
         return self._registers[0]
 
     @property
     def reads(self) -> frozenset[str]:
-        """Registers and predicates that the instruction reads, and its guard; only the first two of a wide operand."""
+        """Returns the registers and predicates that the instruction reads; of a wide operand only the first two."""
         return self._registers[1]
 
     @cached_property
@@ -181,15 +181,15 @@ class SassInstruction:
         count = 0
         if self.name not in _CONTROL and _RESULT.match(self.operands):
             # A carry or a second predicate stands beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
-            beside = any(_PREDICATE.fullmatch(operand) for operand in self.arguments[:2])
-            count = 2 if beside and len(self.arguments) > 1 else 1
-        written = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
-        read = (name for operand in (*self.arguments[count:], self.guard) for name in _names(operand, 1))
-        return frozenset(written), frozenset(read)
+            has_predicate = any(_PREDICATE.fullmatch(operand) for operand in self.arguments[:2])
+            count = 2 if has_predicate and len(self.arguments) > 1 else 1
+        written_names = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
+        read_names = (name for operand in (*self.arguments[count:], self.guard) for name in _names(operand, 1))
+        return frozenset(written_names), frozenset(read_names)
 
     @property
     def _width(self) -> int:
-        """The number of 32-bit registers in the result."""
+        """Returns the number of 32-bit registers that hold the result."""
         shape = self.mma_shape
         if shape:
             return shape[0] * shape[1] // (32 * (WARPGROUP if self.is_wgmma else 1))
@@ -201,8 +201,8 @@ class SassInstruction:
 def _names(operand: str, width: int) -> list[str]:
     return [
         f"{kind}{int(number) + offset}"
-        for kind, number, wide in _REGISTER.findall(operand)
-        for offset in range(2 if wide else width if "R" in kind else 1)
+        for kind, number, is_64_bit in _REGISTER.findall(operand)
+        for offset in range(2 if is_64_bit else width if "R" in kind else 1)
     ]
 
 
@@ -219,15 +219,14 @@ class SassFunction:
 
 
 def width_bytes(opcode: str) -> int:
-    """The bytes that a load or store with this opcode moves per thread.
+    """Returns the bytes that a load or store with this opcode moves per thread.
 
-    Only whole modifiers count.  In `LDG.E.LTC128B` the last modifier is a hint for the L2 cache; the load has 4 bytes.
-    """
-    return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), _DEFAULT_WIDTH)
+    Only a complete modifier gives a width.  In `LDG.E.LTC128B`, `LTC128B` is a hint for L2; the load has 4 bytes."""
+    return next((_WIDTHS[modifier] for modifier in opcode.split(".")[1:] if modifier in _WIDTHS), _DEFAULT_WIDTH)
 
 
 def parse(text: str) -> dict[str, SassFunction]:
-    """Parses every function in `text`; the result is by name.  Raises `ValueError` if there is no function."""
+    """Parses every function in `text`, and returns them by name.  Raises `ValueError` if there is no function."""
     readings: dict[str, _Reading] = {}
     current: _Reading | None = None
     for line in text.splitlines():
@@ -242,7 +241,7 @@ def parse(text: str) -> dict[str, SassFunction]:
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
-    """The instructions in the text of one kernel, which may have a heading.  Raises `ValueError` if it has none."""
+    """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` if there are none."""
     reading = _Reading()
     for line in text.splitlines():
         reading.read(line)
@@ -252,7 +251,7 @@ def parse_code(text: str) -> tuple[SassInstruction, ...]:
 
 
 class _Reading:
-    """The parser's state: the part of a function that was read so far."""
+    """Holds the parser's state: the part of a function that was read so far."""
 
     def __init__(self) -> None:
         self.instructions: list[SassInstruction] = []
@@ -268,13 +267,13 @@ class _Reading:
         parts = _INSTRUCTION.match(line)
         if not parts:
             return
-        address, guard, opcode, rest = int(parts[1], 16), parts[2] or "", parts[3].rstrip("."), parts[4]
+        address, guard, opcode, operand_text = int(parts[1], 16), parts[2] or "", parts[3].rstrip("."), parts[4]
         self.labels.update(dict.fromkeys(self.pending, address))
         self.pending = []
-        targets = _TARGETS.search(rest)
+        targets = _TARGETS.search(operand_text)
         if targets:
             self.indirect[address] = [label.strip() for label in targets[1].split(",")]
-        operands = rest.partition(";")[0].partition("(*")[0].strip()
+        operands = operand_text.partition(";")[0].partition("(*")[0].strip()
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
     def function(self, name: str) -> SassFunction:
@@ -286,7 +285,7 @@ class _Reading:
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """The number of instructions of every family in `FAMILIES`.  `opcodes`: pairs of opcode and occurrences."""
+    """Counts the instructions of each family in `FAMILIES`.  `opcodes`: pairs of opcode and number of occurrences."""
     counts = dict.fromkeys(FAMILIES, 0)
     for opcode, number in opcodes:
         family = _FAMILY_OF.get(opcode.partition(".")[0])
@@ -296,9 +295,9 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None, int | None]:
-    """Of all instructions called `names`, the smallest and the most frequent width in bytes per thread; else None.
+    """Returns the smallest and the most frequent width, in bytes per thread, of the instructions `names`; else None.
 
-    `opcodes`: pairs of opcode and occurrences.  If two widths are equally frequent, the narrower one counts.
+    `opcodes`: pairs of opcode and number of occurrences.  If two widths are equally frequent, the smaller one counts.
     """
     counts: dict[int, int] = {}
     for opcode, number in opcodes:

@@ -1,7 +1,7 @@
-"""Control flow of SASS: basic blocks, natural loops, and the loop in which a kernel spends its time.
+"""Analyses the control flow of SASS code: basic blocks, natural loops, and the loop that takes the most time.
 
 Loops are found as usual (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).  A back edge goes from a basic block
-to its dominator, the head.  The loop is every basic block that reaches the back edge without passing the head.
+to its dominator, the head.  The loop consists of the blocks that reach the back edge without passing the head.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rooflab.bench.compile.sass import TENSOR_CORES, SassFunction, SassInstructi
 
 _START = -1
 """An additional node of the flow graph, before all entries of a function."""
-_ENDS = ("EXIT", "RET", "KILL")
-_BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
+_END_OPCODES = ("EXIT", "RET", "KILL")
+_BRANCH_OPCODES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
 _WORK = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
@@ -56,17 +56,17 @@ class Loop:
 
     @property
     def tensor_core_instructions(self) -> int:
-        """The number of tensor-core instructions of all kinds."""
+        """Returns the number of tensor-core instructions in the loop."""
         return sum(self.counts[family] for family in TENSOR_CORES)
 
     @property
     def global_loads(self) -> int:
-        """The number of instructions that load data from global memory, to registers or to shared memory."""
+        """Returns the number of loads from global memory in the loop, to registers or to shared memory."""
         return self.counts["global_load"] + self.counts["cp_async"] + self.counts["tma"]
 
 
 def find_loops(function: SassFunction) -> list[Loop]:
-    """Every loop of `function` that the code can reach, in order of address."""
+    """Returns every reachable loop of `function`, sorted by address."""
     blocks, entries = _blocks(function)
     bodies = _natural_loops(blocks, entries)
     code = {
@@ -76,15 +76,16 @@ def find_loops(function: SassFunction) -> list[Loop]:
     waits = {head: _only_waits(instructions) for head, instructions in code.items()}
     loops = []
     for head, body in sorted(bodies.items()):
-        around = [other for other, outer in bodies.items() if other != head and body < outer]
-        within = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
-        loops.append(Loop(head, len(around) + 1, not within and not waits[head], waits[head], code[head]))
+        outer_heads = [other for other, outer in bodies.items() if other != head and body < outer]
+        nested = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
+        loops.append(Loop(head, len(outer_heads) + 1, not nested and not waits[head], waits[head], code[head]))
     return loops
 
 
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
-    """The innermost loop with the most tensor-core instructions; without tensor-core instructions, the one with the
-    most global loads; without global loads, the largest.  None if there is no loop."""
+    """Returns the innermost loop with the most tensor-core instructions; None if there is no loop.  Without tensor-core
+    instructions, returns the one with the most global loads; without global loads, the one with the most instructions.
+    """
     inner = [loop for loop in loops if loop.innermost]
     return max(
         inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
@@ -92,11 +93,11 @@ def hot_loop(loops: Sequence[Loop]) -> Loop | None:
 
 
 def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
-    """In warp-specialised code, the innermost loop in which other warps load the data for `hot`; else None."""
+    """For warp-specialised code, returns the innermost loop in which other warps load data for `hot`; else None."""
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
-    others = [loop for loop in loops if loop.innermost and loop is not hot]
-    feeding = [loop for loop in others if loop.counts["tma"] or loop.counts["cp_async"]]
+    other_loops = [loop for loop in loops if loop.innermost and loop is not hot]
+    feeding = [loop for loop in other_loops if loop.counts["tma"] or loop.counts["cp_async"]]
     return max(feeding, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
 
 
@@ -107,10 +108,10 @@ class _Block:
 
 
 def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
-    """The basic blocks, by the address of the first instruction; and the entry addresses, which are the kernel's start
-    and the functions that the kernel calls."""
+    """Returns the basic blocks, by the address of their first instruction.  Also returns the entry addresses: the start
+    of the kernel and of each function that the kernel calls."""
     code = function.instructions
-    targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
+    targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
     referred = {target for addresses in targets.values() for target in addresses}
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
@@ -133,7 +134,7 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
 
 
 def _ends_block(instruction: SassInstruction) -> bool:
-    return instruction.name in (*_ENDS, *_BRANCHES)
+    return instruction.name in (*_END_OPCODES, *_BRANCH_OPCODES)
 
 
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
@@ -154,26 +155,26 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
     # `BRA.U.ANY` repeats an instruction that takes one address for every lane that has an address: not a loop of the
     # source.
     serial = last.opcode.endswith(".U.ANY")
-    jumps = set(targets[last.address]) if last.name in _BRANCHES and not serial else set()
+    jumps = set(targets[last.address]) if last.name in _BRANCH_OPCODES and not serial else set()
     if following is None or (_ends_block(last) and not conditional):
         return jumps
     return jumps | {following.address}
 
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
-    """For each loop head, the addresses of the loop's basic blocks.  Back edges to the same head form one loop."""
-    edges = [(head, after) for head, block in blocks.items() for after in block.successors & blocks.keys()]
+    """Maps the address of each loop head to its basic blocks.  All back edges to the same head form one loop."""
+    edges = [(head, successor) for head, block in blocks.items() for successor in block.successors & blocks.keys()]
     graph = nx.DiGraph([*edges, *((_START, entry) for entry in entries & blocks.keys())])
     graph = graph.subgraph({_START, *nx.descendants(graph, _START)})
-    above = nx.immediate_dominators(graph, _START)
+    dominators = nx.immediate_dominators(graph, _START)
     loops: dict[int, set[int]] = {}
     for tail, head in graph.edges:
         dominator = tail
         while dominator not in (head, _START):
-            dominator = above[dominator]
+            dominator = dominators[dominator]
         if dominator == head:
-            before = nx.ancestors(graph.subgraph(graph.nodes - {head}), tail) if tail != head else set()
-            loops.setdefault(head, {head}).update({tail, *before})
+            loop_blocks = nx.ancestors(graph.subgraph(graph.nodes - {head}), tail) if tail != head else set()
+            loops.setdefault(head, {head}).update({tail, *loop_blocks})
     return {head: frozenset(body) for head, body in loops.items()}
 
 

@@ -1,7 +1,7 @@
-"""Compiles Triton, Gluon and CUDA C++ kernels without a GPU, and reads the result: registers, spills, wgmma, TMA.
+"""Compiles Triton, Gluon and CUDA C++ kernels without a GPU, and reads the code: registers, spills, wgmma, TMA.
 
-The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  Separate processes
-(`compile_worker.py`) do the work, because a process under Triton's interpreter cannot compile.
+The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the compiled code.  Separate
+processes (`compile_worker.py`) do the work, because a process with Triton's interpreter cannot compile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 
 
 class CompileFailure(RuntimeError):
-    """A kernel did not compile.  The message comes from the compiler or the launcher."""
+    """Reports that a kernel did not compile.  The message comes from the compiler or from the kernel's launcher."""
 
     def __init__(self, text: str, refused: bool = False):
         super().__init__(text)
@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Processes that compile the kernels of this tree, or of `tree`.  `import_path` is the processes' PYTHONPATH."""
+    """Returns a pool that compiles the kernels of `tree` (default: this program).  PYTHONPATH is `import_path`."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree)
@@ -43,7 +43,7 @@ def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
 
 @cache
 def own_compilers() -> Pool:
-    """The processes that compile this tree's kernels."""
+    """Returns the pool of processes that compile the kernels of the running source tree."""
     return compilers()
 
 
@@ -53,18 +53,18 @@ OWN_TREE = Path(registry.__file__).resolve().parent.parent
 
 @cache
 def own_hash() -> str:
-    """The hash of this tree's sources.  The sources do not change while the process runs."""
+    """Returns the hash of this program's sources, computed once.  They do not change while the process runs."""
     return tree_hash(OWN_TREE)
 
 
 def why_unanswered(failed: ChildFailed) -> str:
-    """Why a compiling process gave no answer, with the last lines that the process wrote."""
+    """Returns the reason why a compiling process gave no answer, with the last lines that the process wrote."""
     return f"the process ended with {failed.how}: {failed.words}" if failed.status is not None else str(failed)
 
 
 @dataclass(frozen=True)
 class CompiledInfo:
-    """One compiled kernel of one launch."""
+    """Describes one compiled kernel of one launch."""
 
     name: str
     target: str
@@ -107,7 +107,7 @@ class CompiledInfo:
     """sha256 of instructions and constants.  The hash does not change if the source only moves to other lines."""
 
     def count(self, *families: str) -> int:
-        """The number of instructions with these names.  A name is an opcode's part before the first dot (`HGMMA`)."""
+        """Counts the instructions with these names.  A name is an opcode up to its first dot, such as `HGMMA`."""
         return sum(number for opcode, number in self.opcodes.items() if opcode.split(".")[0] in families)
 
     @cached_property
@@ -117,7 +117,7 @@ class CompiledInfo:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Every loop of the code."""
+        """Returns every loop in the code."""
         return find_loops(sass.SassFunction(self.name, sass.parse_code(self.sass), indirect=self.indirect))
 
     @property
@@ -132,44 +132,43 @@ class CompiledInfo:
 
     @property
     def uses_tf32(self) -> bool:
-        """Whether a matrix product rounds its fp32 operands to TF32's 10 bits."""
+        """Returns whether a matrix multiplication rounds its fp32 operands to TF32, which has 10 mantissa bits."""
         return any("TF32" in opcode.split(".") for opcode in self.opcodes) or ".tf32" in self.ptx
 
     @property
     def uses_warp_specialization(self) -> bool:
-        """Whether registers move between warps.  Only specialised warps do this."""
+        """Returns whether the code moves registers between warps.  Only warp-specialised code does this."""
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
-Found = list[CompiledInfo] | CompileFailure
+CompileOutcome = list[CompiledInfo] | CompileFailure
 """The answer to a request: the launched kernels, or the failure."""
-_done: dict[KernelCase, list[CompiledInfo]] = {}
+_compiled: dict[KernelCase, list[CompiledInfo]] = {}
 """The compiled kernels of this process's own tree, whose sources do not change while the process runs.  Kernels with a
 requested config are not kept: there may be a thousand configs, each with half a megabyte of text."""
 
 
-Done = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def compile_kernels(
-    requests: Sequence[KernelCase], store: Store | None = None, done: Done = lambda text: None
-) -> list[Found]:
-    """For each request in order, the launched kernels, compiled for sm_90a without a GPU; or the failure.
+    requests: Sequence[KernelCase], store: Store | None = None, done: ProgressCallback = lambda text: None
+) -> list[CompileOutcome]:
+    """Compiles each request for sm_90a without a GPU.  Returns, for each request, its kernels or the failure.
 
-    Calls `done` after each compilation.  With a `store`, code that the store has for identical sources is not compiled
-    again.  Raises `ValueError` on a kernel that has no compiled code of Rooflab or of the user.
-    """
+    Calls `done` after each compilation.  Code that `store` already has for identical sources is not compiled again.
+    Raises `ValueError` on a kernel that has no compiled code of Rooflab or of the user."""
     for request in requests:
         if request.file is None:
             check_backend(request.registered)
-    new = [request for request in dict.fromkeys(requests) if request not in _done]
+    new = [request for request in dict.fromkeys(requests) if request not in _compiled]
     keeps = [request.file is None and can_keep(request.registered) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
     answers = compile_in(own_compilers(), messages, keeps, own_hash() if store else "", store, done)
     results = dict(zip(new, answers, strict=True))
     to_remember = {r: result for r, result in results.items() if r.file is None and r.config is None}
-    _done.update({r: result for r, result in to_remember.items() if isinstance(result, list)})
-    return [results[request] if request in results else _done[request] for request in requests]
+    _compiled.update({r: result for r, result in to_remember.items() if isinstance(result, list)})
+    return [results[request] if request in results else _compiled[request] for request in requests]
 
 
 def compile_in(
@@ -178,13 +177,13 @@ def compile_in(
     keeps: Sequence[bool],
     tree: str,
     store: Store | None = None,
-    done: Done = lambda text: None,
-) -> list[Found]:
-    """Compiles every message (a `KernelCase` as JSON) in `workers`.  `tree` is the hash of the workers' tree.
+    done: ProgressCallback = lambda text: None,
+) -> list[CompileOutcome]:
+    """Compiles every message (a `KernelCase` as JSON) in `workers`.  `tree` is the hash of the workers' sources.
 
-    The `store` keeps each answer whose member of `keeps` is true.
+    `keeps` says, for each message, whether `store` keeps the answer.
     """
-    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
+    keys = [store.key(message, tree) if store and flag else None for message, flag in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
     for answer in answers:
@@ -201,16 +200,16 @@ def compile_in(
     return [_result(message, answer or {}) for message, answer in zip(messages, answers, strict=True)]
 
 
-def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
+def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOutcome:
     if "error" in answer:
-        what = f"{message['op']}/{message['kernel']} at {Case(**message['case']).id} in {message['scheme']}"
-        place = f" ({answer['where']})" if answer["where"] else ""
-        return CompileFailure(f"{what}: {answer['error']}{place}", answer["refused"])
+        case_name = f"{message['op']}/{message['kernel']} at {Case(**message['case']).id} in {message['scheme']}"
+        place_text = f" ({answer['where']})" if answer["where"] else ""
+        return CompileFailure(f"{case_name}: {answer['error']}{place_text}", answer["refused"])
     return [info_of(kernel) for kernel in answer["kernels"]]
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
-    """Makes the `CompiledInfo` of a kernel from its answer of `compile_worker.describe`."""
+    """Makes a `CompiledInfo` from one kernel's answer of `compile_worker.describe`."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

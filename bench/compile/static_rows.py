@@ -1,4 +1,4 @@
-"""The output of `rooflab static`: rows and records of compiled kernels."""
+"""Makes the output of `rooflab static`: table rows and records of compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import ARCHITECTURE, KernelCase, can_keep
-from rooflab.bench.compile.static import CompileFailure, Done, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, ProgressCallback, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.core import Environment, Record, RunWriter, Status
@@ -30,7 +30,7 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The outcome of one compilation."""
+    """The result of one compilation."""
 
     target: KernelCase
     launches: tuple[Summary, ...] = ()
@@ -38,21 +38,21 @@ class CompileResult:
 
     @property
     def status(self) -> Status:
-        """`OK`, `COMPILE_ERROR`, or `UNSUPPORTED` if the kernel does not take the case."""
+        """Returns `OK`, `COMPILE_ERROR`, or `UNSUPPORTED` if the kernel does not support the input case."""
         if self.failure is None:
             return "OK"
         return "UNSUPPORTED" if self.failure.refused else "COMPILE_ERROR"
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """The values of the config: the requested config, or the config that the launcher chooses without tuning."""
+        """Returns the requested tuning config as values, or the config that the launcher chooses without tuning."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
             config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of the result as JSON values."""
+        """Returns the fields of this object as JSON values."""
         target, kernel = self.target, self.target.registered
         return {
             "op": target.op,
@@ -70,8 +70,8 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """The targets with a config.  Tunable kernels get the configs in `texts` (`block_m=64,...`), or with `every` all
-    legal configs; else the launcher chooses (None).  Raises `ValueError` on a config that a kernel does not have."""
+    """Adds a config to each target.  Tunable kernels get the configs in `texts` (`block_m=64,...`), or with `every` all
+    legal configs; else None lets the launcher choose.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
@@ -81,20 +81,20 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
         raise ValueError("config: expected a kernel that takes configs, got none")
     values, items = [dict(Case.parse(text)) for text in texts], []
     for item in tunable:
-        made = [item.registered.tunable.make_config(value) for value in values]
-        configs = made or item.registered.tunable.legal_configs(item.case, item.scheme)
+        given_configs = [item.registered.tunable.make_config(value) for value in values]
+        configs = given_configs or item.registered.tunable.legal_configs(item.case, item.scheme)
         items += [item._replace(config=config) for config in configs]
     return items
 
 
 def compile_targets(
-    targets: Sequence[KernelCase], device: Device, store: Store | None, done: Done = lambda text: None
+    targets: Sequence[KernelCase], device: Device, store: Store | None, done: ProgressCallback = lambda text: None
 ) -> list[CompileResult]:
-    """Compiles every target, calls `done` after each one, and computes occupancy and waves on `device`."""
+    """Compiles every target for `device`, with occupancy and waves.  Calls `done` after each compilation."""
     results = []
     for start in range(0, len(targets), AT_ONCE):
-        part = targets[start : start + AT_ONCE]
-        for item, result in zip(part, compile_kernels(part, store, done), strict=True):
+        batch = targets[start : start + AT_ONCE]
+        for item, result in zip(batch, compile_kernels(batch, store, done), strict=True):
             if isinstance(result, CompileFailure):
                 results.append(CompileResult(item, failure=result))
             else:
@@ -103,7 +103,7 @@ def compile_targets(
 
 
 def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
-    """One row per launched kernel, with the keys of `COLUMNS`."""
+    """Returns one table row per launched kernel, with the keys of `COLUMNS`."""
     return [_row(result, launch) for result in results for launch in result.launches]
 
 
@@ -137,20 +137,20 @@ def _range(worst: int | None, usual: int | None) -> str:
 
 
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
-    """A summary of all results in one line."""
+    """Returns a summary of all results in one line."""
     kernels = {result.target.registered.id for result in results}
-    failed = sum(result.status == "COMPILE_ERROR" for result in results)
+    failures = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
     findings = sum(len(launch.findings) for result in results for launch in result.launches)
     from_store = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{from_store}; failed: {failed}; "
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{from_store}; failed: {failures}; "
         f"with spilled registers: {spilling}; options without effect: {findings}"
     )
 
 
 def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
-    """Writes one record of kind `static` for each result to a new file in `folder`.  Returns the path of the file."""
+    """Writes one record of kind `static` for each result to a new file in `folder`.  Returns the path of this file."""
     writer, environment = RunWriter(folder), Environment.now()
     writer.write(*(_record(result, writer.run_id, environment) for result in results))
     return writer.path

@@ -1,6 +1,6 @@
-"""Keeps compiled code on disk, so that `rooflab static` compiles nothing twice.
+"""Caches compiled code on disk, so that `rooflab static` compiles nothing twice.
 
-An entry's name is a hash of everything on which the entry depends.  Entries never change and are written atomically.
+An entry's name is a hash of everything that the entry depends on.  Entries never change, and are written atomically.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rooflab.kernels._folders import cache_folder, check_writable
 
 PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "MLIR_", "DISABLE_", "ENABLE_", "USE_")
 """The prefixes of environment variables that compilers read."""
-PLACES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
+IGNORED_NAMES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
 """Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
 UNUSED_S = 30 * 24 * 3600.0
 """An entry that was not read for this many seconds is deleted."""
@@ -36,20 +36,20 @@ _READERS = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
-    """A folder that stores the answers of the compiling processes."""
+    """A folder that caches the answers of the compiling processes."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "static"
         self.hits = 0
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
-        """The name of the entry for a request.  `tree` is the hash of the sources."""
-        variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
+        """Returns the name of the cache entry for a request.  `tree` is the hash of the source files."""
+        variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in IGNORED_NAMES)
         parts = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The entry with this name; None if the entry is missing or damaged."""
+        """Returns the cache entry with this name; None if the entry is missing or damaged."""
         path = self._path(key)
         try:
             answer: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
@@ -66,7 +66,7 @@ class Store:
         write_whole(self._path(key), content)
 
     def prune(self) -> None:
-        """Deletes entries that were not read for a month, and files that were never finished."""
+        """Deletes all files that were not used for a month: old entries, and unfinished files."""
         limit = time.time() - UNUSED_S
         for file in self.folder.glob("*"):
             try:
@@ -86,5 +86,5 @@ def _toolchain() -> list[str]:
 
 
 def tree_hash(tree: Path) -> str:
-    """The hash of all files in a tree that a kernel may depend on, including CUDA C++ sources and tuned configs."""
+    """Returns a hash of all source files that a kernel may depend on, including CUDA C++ and tuned configs."""
     return Environment.tree(tree, LAYERS)

@@ -1,4 +1,4 @@
-"""Summarizes one compiled kernel: resources, occupancy and waves, the hot loop, and options without effect."""
+"""Summarizes one compiled kernel: resources, occupancy, waves, the most costly loop, and options without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOADS, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
 
 @dataclass(frozen=True)
 class LoopSummary:
-    """The loop in which the kernel spends its time.  If warps are specialised, also the loop that loads its data."""
+    """The loop in which the kernel spends its time.  With specialised warps, also the loop that loads its data."""
 
     address: int
     depth: int
@@ -36,7 +36,7 @@ class LoopSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of one kernel of one launch."""
+    """Summarizes one compiled kernel of one launch."""
 
     name: str
     backend: str
@@ -80,18 +80,18 @@ class Summary:
 
     @property
     def findings(self) -> list[str]:
-        """One sentence for each requested option that took no effect."""
+        """Returns one sentence for each requested option that took no effect."""
         return [option.sentence for option in self.options if not option.took_effect]
 
     @property
     def in_loop(self) -> Mapping[str, int]:
-        """The number of instructions by family in the hot loop and its feeding loop; without loops, in all code."""
+        """Counts instructions by family in the hot loop and the loop that feeds it; without a loop, in all code."""
         if self.loop is None:
             return self.counts
         return {key: self.loop.counts.get(key, 0) + self.loop.fed_by.get(key, 0) for key in self.counts}
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for `compiled` in a record."""
+        """Returns the fields as JSON values, for the field `compiled` of a record."""
         return {**asdict(self), "grid": list(self.grid), "findings": self.findings}
 
 
@@ -102,17 +102,17 @@ _AS_COMPILED = (
 
 
 def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
-    """The summary of one compiled kernel for the GPU `device`."""
-    held = occupancy(device, info.threads, info.registers, info.shared_bytes)
-    fill = waves(info.ctas, held.ctas_per_sm, device.sms) if info.ctas and held.ctas_per_sm else None
+    """Summarizes one compiled kernel for the GPU `device`."""
+    occupied = occupancy(device, info.threads, info.registers, info.shared_bytes)
+    fill = waves(info.ctas, occupied.ctas_per_sm, device.sms) if info.ctas and occupied.ctas_per_sm else None
     hot = hot_loop(info.loops)
     loads, stores = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
     return Summary(
         **{name: getattr(info, name) for name in _AS_COMPILED},
         device=device.name,
-        ctas_per_sm=held.ctas_per_sm,
-        occupancy=held.fraction,
-        occupancy_limiter=held.limiter,
+        ctas_per_sm=occupied.ctas_per_sm,
+        occupancy=occupied.fraction,
+        occupancy_limiter=occupied.limiter,
         waves=fill.waves if fill else None,
         full_waves=fill.full if fill else None,
         tail_ctas=fill.tail_ctas if fill else None,
@@ -130,7 +130,7 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
 
 
 def tensor_path(info: CompiledInfo) -> str:
-    """The newest kind of tensor-core instruction in the code, or `none`."""
+    """Returns the newest kind of tensor-core instruction in the code: `wgmma`, `mma` or `none`."""
     return next((family for family in TENSOR_CORES if info.counts[family]), "none")
 
 
@@ -138,16 +138,16 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
     if hot is None:
         return None
     # The loads of both loops, because with specialised warps one loop loads the data of the other.
-    both = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
-    worst, usual = widths(both, *LOADS)
+    all_opcodes = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
+    min_bytes, usual_bytes = widths(all_opcodes, *LOADS)
     return LoopSummary(
         address=hot.start,
         depth=hot.depth,
         instructions=len(hot.instructions),
         counts=_present(hot.counts),
         fed_by=_present(feeding.counts) if feeding else {},
-        load_bytes_worst=worst,
-        load_bytes_usual=usual,
+        load_bytes_worst=min_bytes,
+        load_bytes_usual=usual_bytes,
     )
 
 
@@ -172,7 +172,7 @@ _NARROW = re.compile(r"(?:b?f16|f8\w*|i8)$")
 
 @dataclass(frozen=True)
 class Option:
-    """An option that the kernel's author or the scheme requests, such as TMA, and whether it took effect."""
+    """A compiler option that the kernel or its dtypes request, such as TMA, and whether the option took effect."""
 
     name: str
     took_effect: bool
@@ -182,7 +182,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Dot:
-    """One matrix product in the kernel's IR."""
+    """One matrix multiplication in the kernel's IR."""
 
     rows: int
     dtype: str
@@ -192,13 +192,13 @@ class Dot:
 
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
-    """The options that the kernel's author or the dtypes of `scheme` request, and whether each took effect."""
+    """Returns the options that the kernel or the dtypes of `scheme` request, and whether each option took effect."""
     checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
     return [option for check in checks for option in check(info, scheme)]
 
 
 def dots(ir: str) -> list[Dot]:
-    """The matrix products in Triton's or Gluon's IR of a kernel."""
+    """Returns the matrix multiplications in a kernel's IR, which Triton or Gluon made."""
     products = []
     for line in ir.splitlines():
         match = _DOT.search(line)
@@ -211,81 +211,81 @@ def dots(ir: str) -> list[Dot]:
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks the precision of fp32 products: IEEE, unless the kernel requests that operands are split."""
+    """Checks that fp32 matrix products use IEEE fp32, or split operands (`tf32x3`) if the kernel requests this."""
     if scheme != "fp32":
         return
-    wide = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
+    fp32_precisions = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
     rounded = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
-    split = sorted({precision for precision in wide if "x" in precision})
+    split = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split:
         products = sum(info.counts[family] for family in TENSOR_CORES)
         evidence = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
         yield Option(f"precision {split[0]}", products > 0, f"input_precision {split[0]} was asked for, and {evidence}")
     elif info.uses_tf32:
-        asked = "tl.dot's default" if "tf32" in wide else "the kernel's own code"
-        evidence = f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
+        source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
+        evidence = f"fp32 operands are rounded to TF32 by {source}: {rounded} TF32 instructions"
         yield Option("precision fp32", False, evidence)
-    elif "ieee" in wide:
+    elif "ieee" in fp32_precisions:
         evidence = f"{info.counts['fma']} FMAs and no TF32"
         yield Option("precision ieee", True, f"input_precision ieee was asked for: {evidence}")
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that a product of narrow operands with 64 rows or more uses wgmma."""
+    """Checks that a matrix multiplication with operands narrower than fp32 and at least 64 rows uses wgmma."""
     tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
     if not tall:
         return
-    there = info.counts["wgmma"]
+    wgmma_count = info.counts["wgmma"]
     largest = max(tall, key=lambda dot: dot.rows)
     product = f"a product of {largest.rows} rows in {largest.dtype} can be wgmma's"
-    if there:
-        yield Option("wgmma", True, f"{product}: {there} wgmma instructions")
+    if wgmma_count:
+        yield Option("wgmma", True, f"{product}: {wgmma_count} wgmma instructions")
         return
-    why = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
-    yield Option("wgmma", False, f"{product}, and the code has {info.counts['mma']} mma and no wgmma instruction{why}")
+    note = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
+    yield Option("wgmma", False, f"{product}, and the code has {info.counts['mma']} mma and no wgmma instruction{note}")
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that wgmma overlaps with the code after it.  It does not if the assembler cannot prove this safe."""
+    """Checks that wgmma overlaps with later code.  There is no overlap if the assembler cannot prove it safe."""
     warnings = [warning for warning in info.warnings if "serializ" in warning]
     if warnings:
         yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {warnings[0]}")
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that a pipeline depth that the launch or a loop requests has an effect."""
+    """Checks that a requested number of pipeline stages has an effect.  The launch or a loop can request the number."""
     depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
         depths.append(int(info.asked["num_stages"]))
     deepest = max(depths, default=1)
     if deepest < 2:
         return
-    asked = f"num_stages={deepest} was asked for"
+    request = f"num_stages={deepest} was asked for"
     copies = info.counts["cp_async"] + info.counts["tma"]
     if copies:
         kind = "TMA" if info.counts["tma"] else "cp.async"
-        yield Option("pipelining", True, f"{asked}: {copies} asynchronous copies ({kind})")
+        yield Option("pipelining", True, f"{request}: {copies} asynchronous copies ({kind})")
     elif not info.loops:
-        yield Option("pipelining", False, f"{asked}, and the code has no loop to pipeline")
+        yield Option("pipelining", False, f"{request}, and the code has no loop to pipeline")
     else:
-        yield Option("pipelining", False, f"{asked}, and the code has no asynchronous copy: nothing is pipelined")
+        yield Option("pipelining", False, f"{request}, and the code has no asynchronous copy: nothing is pipelined")
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that tensor descriptors use the tensor memory accelerator, as they do from sm_90 on."""
-    used = sorted(set(_TENSOR_MAPS.findall(info.ir)))
-    if not used:
+    """Checks that tensor descriptors lead to TMA instructions, as on sm_90 and later."""
+    descriptor_ops = sorted(set(_TENSOR_MAPS.findall(info.ir)))
+    if not descriptor_ops:
         return
-    asked = f"TMA was asked for ({', '.join(used)})"
+    request = f"TMA was asked for ({', '.join(descriptor_ops)})"
     if info.counts["tma"]:
-        yield Option("TMA", True, f"{asked}: {info.counts['tma']} TMA instructions")
+        yield Option("TMA", True, f"{request}: {info.counts['tma']} TMA instructions")
     else:
         loads = info.counts["global_load"] + info.counts["cp_async"]
-        yield Option("TMA", False, f"{asked}, and the code has none, but {loads} ordinary loads and copies")
+        yield Option("TMA", False, f"{request}, and the code has none, but {loads} ordinary loads and copies")
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that requested warp specialisation makes the CTA larger and moves registers between warps."""
+    """Checks that requested warp specialisation adds threads to the CTA and moves registers between warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
     asked_threads = 32 * info.num_warps

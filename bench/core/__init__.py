@@ -1,4 +1,4 @@
-"""One measurement of a kernel on a case: its check, its time, its roofline bound, and its record.
+"""Measures one kernel on one input case: correctness check, time, roofline bound, and result record.
 
 This file exports the names that other packages and users import.  Each name is loaded on first use, so that a program
 that only reads records does not import torch.

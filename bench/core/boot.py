@@ -1,9 +1,9 @@
-"""The program of a child process (`process.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
+"""Runs in a child process (`process.py`), started by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
 The program imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
 `answer` of the last MODULE answers requests.  A request is a line of JSON on standard input; an answer is a line of
-JSON on standard output.  If `answer` returns an iterator, each value is a line, and `null` is the last line.
-With `--tree` the process takes the kernels from TREE and `bench` from HARNESS.
+JSON on standard output.  If `answer` returns an iterator, each value is a line, and `null` is the last line.  With
+`--tree` the process imports the kernels from the folder TREE, and `bench` from the folder HARNESS.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ MEASURED = ("kernels", "reference", "roofline")
 
 
 class OnlyHere:
-    """Finds modules of `rooflab` only in the folders of `make_namespace`.
+    """Finds modules of `rooflab` only in the folders that `make_namespace` sets.
 
-    Without this class, the finder of an editable installation would find modules that one of the trees lacks.
-    """
+    Without this class, Python would find a missing module in an editable installation of Rooflab."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if no folder has the module."""
+        """Finds the module's spec; None for other packages.  Raises `ModuleNotFoundError` if no folder has it."""
         if not name.startswith("rooflab."):
             return None
         spec = PathFinder.find_spec(name, path)
@@ -46,10 +45,9 @@ class OnlyHere:
 
 
 def make_namespace(tree: Path, harness: Path) -> None:
-    """Makes `rooflab` of `kernels`, `reference` and `roofline` of `tree`, and `bench` and `engine` of `harness`.
+    """Builds `rooflab` from `kernels`, `reference`, `roofline` of `tree`, and `bench`, `engine` of `harness`.
 
-    Call this before any import of `rooflab`.  Otherwise Python imports an installed Rooflab, or the A/B's other side.
-    """
+    Call this before any import of `rooflab`.  Otherwise Python imports an installed Rooflab, or another revision."""
     package = types.ModuleType("rooflab")
     package.__path__ = []
     sys.modules["rooflab"] = package
@@ -62,7 +60,7 @@ def make_namespace(tree: Path, harness: Path) -> None:
 
 
 def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> None:
-    """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent is dead.  Then
+    """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent is dead; then
     this process kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()
     idle = threading.Event()
@@ -98,7 +96,7 @@ def _end_everything() -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Imports the modules and answers until standard input ends."""
+    """Imports the modules, and then answers requests until standard input ends."""
     # Answers have a separate descriptor, because imports, kernels and compilers may print to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

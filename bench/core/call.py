@@ -1,4 +1,4 @@
-"""Turns kernels into functions without arguments, which can be timed."""
+"""Turns kernels into functions without arguments, so that they can be timed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ Result = torch.Tensor | Outputs | None
 
 
 class Rotation:
-    """A function of no arguments that calls a kernel on each of several sets of inputs in turn.
+    """A function without arguments.  Each call runs a kernel on the next of several sets of inputs, in a cycle.
 
     All sets have the same case and seed.  The constructor packs weights, makes plans, and allocates outputs if the
-    kernel takes `out`, so that no call does this work.  The result of the last call on each set is kept and checked
-    after timing, because a kernel may be right in a single call and wrong in consecutive calls.
-    """
+    kernel takes `out`, so that no call does this work.  The result of the last call on each set is kept, and is checked
+    after timing.  The reason is that a kernel may be right in a single call and wrong in consecutive calls."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
@@ -52,7 +51,7 @@ class Rotation:
 
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
-        """The inputs that the kernel takes, with its weight packed if the kernel packs a weight, and the config."""
+        """Returns the inputs that the kernel takes, and its config.  The weight is packed if the kernel packs it."""
         accepted = {name: value for name, value in inputs.items() if name in kernel.accepted}
         if kernel.prepare is not None and spec.prepared is not None and accepted.get(spec.prepared) is not None:
             accepted[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted)
@@ -60,27 +59,26 @@ class Rotation:
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-        """Makes `COPIES` sets of a case's inputs, or fewer if memory holds fewer, but at least one set.
+        """Makes `COPIES` sets of inputs of a case.  Makes fewer sets if the memory is too small, but at least one.
 
-        Each set is generated, not cloned, so each set has the strides, views and lengths of the case.
-        """
+        Each set is generated, not cloned, so each set has the strides, views and lengths of the case."""
         priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
         fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
         return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
 
     @property
     def first(self) -> Callable[[], Result]:
-        """A function that calls the kernel on the first set.  The result is not kept."""
+        """Returns a function that calls the kernel on the first set of inputs.  The result is not kept."""
         return self._calls[0]
 
     def __call__(self) -> Result:
-        """Calls the kernel on the next set, and returns the result."""
-        turn = next(self._turns)
-        self._last[turn] = result = self._calls[turn]()
+        """Calls the kernel on the next set of inputs, and returns the result."""
+        index = next(self._turns)
+        self._last[index] = result = self._calls[index]()
         return result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
-        """Every used set, with the outputs of the last call on it.  Outputs of a mutating op: the changed arguments."""
+        """Yields each used set of inputs and its last outputs (changed arguments if the op works in place)."""
         for inputs, result in zip(self._copies, self._last, strict=True):
             if self._spec.mutates:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
@@ -89,15 +87,15 @@ class Rotation:
 
 
 def input_bytes(inputs: Inputs) -> int:
-    """Bytes of all tensors of `inputs`, real or `meta`."""
+    """Returns the total bytes of all tensors in `inputs`, including meta tensors."""
     return nbytes(*(value for value in inputs.values() if isinstance(value, torch.Tensor)))
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes of free memory on `device`, including memory that torch has reserved but no tensor uses.
+    """Returns the bytes of free memory on `device`, including memory that torch has reserved but no tensor uses.
 
-    The engine's `free_bytes` first makes torch give reserved memory back; that would cost time beside a timing.
-    `check_data.py` instead counts the share of one process, when there is a process for every core.
+    The engine's `free_bytes` first makes torch give reserved memory back; that takes too long during a timing.
+    `check_data.py` divides the free memory by the number of processes, because there is one process per core.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -106,42 +104,42 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Why there is too little memory for a check on inputs like `priced` (meta tensors); empty if there is enough."""
-    needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
+    """Explains why memory is too small to check inputs like the meta tensors `priced`; empty if it is large enough."""
+    needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     free = free_bytes(device)
-    return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
+    return f"needs about {needed_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed_bytes > free else ""
 
 
 def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> object:
-    """The packed argument `weight`: the result of `prepare`, which also gets the other inputs that it names."""
-    beside = list(inspect.signature(prepare).parameters)[1:]
-    return prepare(inputs[weight], **{name: inputs[name] for name in beside})
+    """Packs the argument `weight` with `prepare`.  `prepare` also gets the other inputs that its parameters name."""
+    other_names = list(inspect.signature(prepare).parameters)[1:]
+    return prepare(inputs[weight], **{name: inputs[name] for name in other_names})
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """`arguments`, with a new `plan` if the kernel plans.  The planner gets float tensors without their values."""
+    """Returns `arguments`, with a new `plan` if the kernel plans.  The planner gets float tensors without values."""
     if kernel.plan is None:
         return dict(arguments)
-    seen = {name: _shape_alone(value) for name, value in arguments.items()}
-    return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(seen))}
+    planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}
+    return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(planner_inputs))}
 
 
 def _shape_alone(value: object) -> object:
-    """A float tensor as a `meta` tensor, without memory; any other value unchanged."""
+    """Returns a float tensor as a meta tensor, which takes no memory; returns any other value unchanged."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """The names of a call's outputs.  The oracle gives their number, because the last output may be optional."""
+    """Returns the names of a call's outputs, as many as the oracle has, because the last output may be optional."""
     return spec.outputs[: len(oracle)]
 
 
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
-    """The dtype of each output.  If the oracle is a float: the dtype that the op declares, else the scheme's output
-    dtype.  If the oracle is an integer: the oracle's dtype."""
+    """Returns the dtype of each output.  For a float output this is the dtype that the op declares, or else the
+    scheme's output dtype.  For an integer output this is the dtype of the oracle (the reference output)."""
     declared = spec.output_dtypes
-    named = zip(output_names(spec, oracle), oracle, strict=True)
-    dtypes = [declared.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
+    outputs = zip(output_names(spec, oracle), oracle, strict=True)
+    dtypes = [declared.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in outputs]
     return [scheme.activation if dtype == "activation" else dtype for dtype in dtypes]

@@ -1,7 +1,8 @@
-"""Checks a kernel against the fp64 oracle, and looks for known ways in which a wrong kernel seems right.
+"""Checks a kernel against the fp64 reference (the oracle), and looks for known ways in which a wrong kernel seems
+right.
 
 The kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
-runs the kernel in a child process, which never has the oracle or the verdict (`outside.py`).  The kernel runs
+runs the kernel in a child process, which never gets the oracle or the verdict (`outside.py`).  The kernel runs
 1. on the first data;
 2. on other data, in padded layouts and with a grid for two SMs; this run finds a cached answer, an assumption that
    tensors are contiguous, and a persistent loop that ends too early or computes another CTA's tiles;
@@ -9,16 +10,16 @@ runs the kernel in a child process, which never has the oracle or the verdict (`
    an old answer in the second, and both results must be equal bit for bit;
 4. on other data at the same addresses, with a grid for one SM; this run finds an answer that was cached by address;
 5. on the same data in other memory layouts, with rows of stride 0, with outputs over inputs, and with other options;
-6. on adversarial inputs (called planted).
+6. on adversarial inputs, which the code calls planted.
 Uninitialised memory is NaN.  Results are read as soon as the current stream is done, and then overwritten.  Only the
-outputs may change.  If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel that
-replaces a function of the timer or the judge is INVALID (`timers/__init__.py`).  When a kernel is timed, each round has
-fresh values, and the outputs of the timed calls are judged afterwards (`timed.py`).
+outputs may change.  If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel is
+INVALID if it replaces a function of the timer or of the check (`timers/__init__.py`).  When a kernel is timed, each
+round has fresh values, and the outputs of the timed calls are checked afterwards (`timed.py`).
 
-The check finds mistakes, and tricks that are known from written or generated kernels.  It does not defend against a
-kernel that attacks its process (os._exit, atexit, replaced builtins, memory written through addresses).  A kernel may
-compute its result only when the result is read, or cache results for values that repeat within a sample; then the
-result is right, but the time is not.  The check does not look for data left in L2 or kept for later processes.
+The check finds mistakes, and known tricks of written or generated kernels.  It does not defend against a kernel that
+attacks its process (os._exit, atexit, replaced builtins, memory written through addresses).  Two tricks make only the
+time wrong, not the result: a kernel computes its result only when the result is read, or caches results for values that
+repeat within a sample.  The check does not look for data left in L2 or kept for later processes.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def check_kernel(
     planted: Planted = True,
     runner: Runner | None = None,
 ) -> CheckResult:
-    """Checks one kernel on one case, up to the first fault.  The kernel need not be registered.
+    """Checks one kernel on one input case, and stops at the first fault.  The kernel need not be registered.
 
-    `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the result
-    is a RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises the spec's error on a case that the spec refuses.
+    `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the status
+    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  Raises the error of `spec` if it refuses the case.
     """
     device = torch.device(device)
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
@@ -59,9 +60,9 @@ def check_kernel(
     status: Status = "OK"
     reason = ""
     try:
-        broken = already_broken(device)
-        if broken:
-            raise Failed("RUNTIME_ERROR", f"{BROKEN}: {broken}")
+        context_error = already_broken(device)
+        if context_error:
+            raise Failed("RUNTIME_ERROR", f"{BROKEN_CONTEXT}: {context_error}")
         short = short_of_memory(spec, priced, device)
         if short and kernel.why_not_here(device) is None:
             raise Failed("OUT_OF_MEMORY", short)
@@ -72,17 +73,17 @@ def check_kernel(
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
         status, reason = "OUT_OF_MEMORY", f"for the inputs or the reference: {error}"
     except RuntimeError:
-        faulted = already_broken(device)  # this kernel broke it; making inputs or an oracle showed it
-        if not faulted:
+        context_fault = already_broken(device)  # this kernel broke it; making inputs or an oracle showed it
+        if not context_fault:
             raise
-        status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
-    seen: dict[str, Any] = {"checked_by": "none"}
+        status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {context_fault}" if check.labels else context_fault
+    runner_fields: dict[str, Any] = {"checked_by": "none"}
     try:
-        seen = runner.seen() if status in ("OK", "INCORRECT") else seen
+        runner_fields = runner.seen() if status in ("OK", "INCORRECT") else runner_fields
     except Failed as failed:  # its process ended after the last run
         status, reason = failed.status, failed.reason
-    if status == "OK" and seen.get("races"):
-        status, reason = "INCORRECT", f"race: {seen['races'][0]}"
+    if status == "OK" and runner_fields.get("races"):
+        status, reason = "INCORRECT", f"race: {runner_fields['races'][0]}"
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,
@@ -97,16 +98,16 @@ def check_kernel(
         labels=tuple(check.labels),
         beyond=check.beyond,
         weak=tuple(check.weak),
-        **seen,
+        **runner_fields,
     )
 
 
-BROKEN = "the CUDA context was already broken"
+BROKEN_CONTEXT = "the CUDA context was already broken"
 """The reason begins with this text if a kernel could not run because an earlier kernel had broken the context."""
 
 
 def already_broken(device: torch.device) -> str:
-    """The CUDA error that has broken the context of `device`; empty if there is no error.  Waits for the device."""
+    """Waits for `device`, and returns the CUDA error that has broken its context; empty if there is no error."""
     if device.type != "cuda":
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The data and the result of a check.  The kernel's process gets the inputs, but never the oracle."""
+"""Holds the data and the result of a check.  The kernel's process gets the inputs, never the reference outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A value of `Otherwise`: that run and one adversarial set.  "planted alone": the 
 
 
 class CheckTask(NamedTuple):
-    """A check that is to be made: kernel, case, scheme, seed and additional runs."""
+    """Describes a check to run: kernel, input case, dtype scheme, seed and additional runs."""
 
     kernel: Kernel
     case: Case
@@ -43,12 +43,12 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[Otherwise, ...]:
-        """The values of `planted` that select one way to pass the data and one adversarial set."""
+        """Returns the values of `planted` that select one additional run and one set of adversarial inputs."""
         return OTHERWISE
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """The first variant of the check that the kernel takes, or None: in the first of `schemes`, then without
-        optional keys of the case, then in the other schemes.  `refused`: options that the kernel has refused before."""
+        """Returns the first variant of the check that the kernel supports, or None.  For each of `schemes`, tries the
+        case, and then the case without optional keys.  `refused`: options that the kernel has refused before."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -65,8 +65,8 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
 
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
-    """The names of optional arguments whose value in `inputs` is not the default."""
-    defaults = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
+    """Returns the names of the optional arguments that do not have their default value in `inputs`."""
+    defaults = {param.name: param.default for param in spec.parameters if param.default is not param.empty}
     return {name for name, default in defaults.items() if name in inputs and not _is(inputs[name], default)}
 
 
@@ -75,13 +75,13 @@ def _is(value: object, default: object) -> bool:
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
-    """The members of `names` that occur as whole words in `text`."""
+    """Returns the members of `names` that occur as whole words in `text`."""
     return {name for name in names if re.search(rf"\b{name}\b", text)}
 
 
 @dataclass(frozen=True)
 class CheckData:
-    """Inputs, and the judge of outputs for them.  The oracle and its limits are computed at their first use."""
+    """Holds inputs, and judges outputs for them.  Reference outputs and allowed errors are computed on first use."""
 
     spec: OpSpec
     inputs: Inputs
@@ -91,12 +91,12 @@ class CheckData:
 
     @cached_property
     def oracle(self) -> Outputs:
-        """The right outputs in fp64."""
+        """Returns the right outputs, computed in fp64."""
         return self.spec.oracle(self.inputs)
 
     @cached_property
     def limits(self) -> Outputs | None:
-        """The allowed error of each element; None if the spec has no tolerance, because its `compare` judges."""
+        """Returns the allowed error of each element; None if the op compares outputs with its own function."""
         return None if self.spec.tolerance is None else self.spec.tolerance(self.inputs, self.oracle, self.scheme)
 
     @property
@@ -106,14 +106,14 @@ class CheckData:
 
     @property
     def forms(self) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-        """The shape and the dtype of each output."""
+        """Returns the shape and the dtype of each output."""
         if self.spec.mutates:
             return tuple((self.inputs[name].shape, self.inputs[name].dtype) for name in self.names)
         dtypes = output_dtypes(self.spec, self.oracle, self.scheme)
         return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
 
     def misfit(self, outputs: Outputs) -> str:
-        """How `outputs` differ from the right outputs in number, shape or dtype; empty if they do not differ."""
+        """Returns how `outputs` differ from the right outputs in number, shape or dtype; empty if they agree."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
         for name, output, form in zip(self.names, outputs, self.forms, strict=True):
@@ -124,67 +124,66 @@ class CheckData:
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
-        """The faults of `outputs` as one text; empty if `outputs` are right."""
+        """Returns the faults of `outputs` as one text; empty if `outputs` are right."""
         judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
         return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
-        """One verdict per output, as from `spec.judge`.  The limits are cached: they take longer than the oracle.
+        """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.
 
-        `own_stream`: the kernel is declared non-deterministic.  If the op draws, the kernel has its own random stream.
+        `own_stream`: the kernel is non-deterministic.  If the op draws random numbers, the kernel has its own stream.
         """
         if own_stream and self.spec.compare_own_stream is not None:
             return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
         if self.limits is None:
             return self.spec.judge(outputs, self.oracle, self.inputs, self.scheme)
-        named = zip(self.names, outputs, self.oracle, self.limits, strict=True)
-        return [elementwise(name, *self._of_numbers(output, right), limit) for name, output, right, limit in named]
+        checks = zip(self.names, outputs, self.oracle, self.limits, strict=True)
+        return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`output` and `oracle` with numbers where the oracle has NaN.  `oracle` gets 0.  `output` gets 0 if it is NaN,
-        else infinity.  If an output has 8 bits, any value passes there: the dtype has no NaN, or clamping loses it."""
+        """Replaces the elements at which `oracle` is NaN.  There `oracle` becomes 0, and `output` becomes 0 if it is
+        NaN, else infinity.  With an 8-bit output any value passes there: the dtype has no NaN, or clamping loses it."""
         unknown = oracle.isnan()
         if not unknown.any():
             return output, oracle
-        loose = any(dtype.itemsize == 1 for _, dtype in self.forms)
-        same = torch.where(output.to(oracle).isnan() | loose, 0.0, torch.inf)
-        return torch.where(unknown, same, output.to(oracle)), oracle.masked_fill(unknown, 0.0)
+        has_8_bits = any(dtype.itemsize == 1 for _, dtype in self.forms)
+        nan_values = torch.where(output.to(oracle).isnan() | has_8_bits, 0.0, torch.inf)
+        return torch.where(unknown, nan_values, output.to(oracle)), oracle.masked_fill(unknown, 0.0)
 
     @cached_property
     def weak(self) -> tuple[str, ...]:
-        """Wrong answers that would pass, such as `c: zeros`: for each output zeros, mean, shifted by one, unchanged.
+        """Returns the wrong answers that would pass, such as `c: zeros`.  Tries zeros, mean, a shift, no change.
 
-        The mean and the shift need an output of at least two elements.  An empty output has no wrong answer.
-        """
+        The mean and the shift need an output of at least two elements.  An empty output has no wrong answer."""
         return tuple(self._passing_wrong_answers())
 
     @property
     def bytes(self) -> int:
-        """The total size in bytes of the tensors that this object holds now."""
+        """Returns the total bytes of the tensors that this object holds now."""
         values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
         return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
     def _passing_wrong_answers(self) -> Iterator[str]:
         mutates = self.spec.mutates
-        right = tuple(
+        right_outputs = tuple(
             oracle if mutates else rounded(oracle, dtype)
             for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
         )
         for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
-            for label, wrong in _wrong_answers(oracle, self.inputs[name] if mutates else None):
-                answer = rounded(wrong, right[index].dtype)
+            for label, wrong_values in _wrong_answers(oracle, self.inputs[name] if mutates else None):
+                answer = rounded(wrong_values, right_outputs[index].dtype)
                 if self.limits is not None:
                     passes = all_within(answer, oracle, self.limits[index])
                 else:
-                    whole: Outputs = (*right[:index], answer, *right[index + 1 :])
-                    passes = all(stats.passed for stats in self.judge(whole))
+                    all_outputs: Outputs = (*right_outputs[:index], answer, *right_outputs[index + 1 :])
+                    passes = all(stats.passed for stats in self.judge(all_outputs))
                 if passes:
                     yield f"{name}: {label}"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of checking one kernel on one case."""
+    """The result of checking one kernel on one input case."""
 
     op: str
     kernel: str
@@ -212,17 +211,17 @@ class CheckResult:
 
     @property
     def discriminating(self) -> bool:
-        """Whether the case rejects zeros, the mean, and the oracle shifted by one."""
+        """Whether this case rejects wrong answers: zeros, the mean, and the right output shifted by one."""
         return not self.weak
 
     @property
     def not_offered(self) -> bool:
-        """Whether the kernel does not take this case.  False if the kernel cannot run on this machine."""
+        """Returns whether the kernel does not support this case.  False if the kernel cannot run on this machine."""
         return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
 
     @property
     def line(self) -> str:
-        """The line of the result; empty if the kernel does not take the case, because one line names all such cases."""
+        """Returns one line; empty if the kernel does not support the case, because one line names all such cases."""
         return "" if self.not_offered else self.describe()
 
     def describe(self) -> str:
@@ -233,9 +232,9 @@ class CheckResult:
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
 
     def record(self, kernel: Kernel, run_id: str, environment: Environment) -> Record:
-        """The record of the check.  If the emulator ran the kernel, the record has the bytes that it counted."""
-        moved = self.bytes or {}
-        traffic = float(moved["hbm_read"] + moved["hbm_write"]) if moved else None
+        """Makes the record of the check, with the bytes that the emulator counted, if the emulator was used."""
+        moved_bytes = self.bytes or {}
+        traffic = float(moved_bytes["hbm_read"] + moved_bytes["hbm_write"]) if moved_bytes else None
         return replace(
             environment.record("check", kernel, self.case, self.scheme, run_id, self.status, self.reason),
             seed=self.seed,
@@ -245,15 +244,14 @@ class CheckResult:
             weak=self.weak,
             traffic_bytes=traffic,
             traffic_basis=None if traffic is None else "counted",
-            metrics={f"{name}_bytes": float(value) for name, value in moved.items()},
+            metrics={f"{name}_bytes": float(value) for name, value in moved_bytes.items()},
         )
 
 
 class KeptData(threading.local):
-    """The data of the case that a thread checked last, so that oracle and limits are computed once for all kernels.
+    """Caches the data of each thread's last input case, so that reference outputs are computed once for all kernels.
 
-    The data are kept while they fit into a share of the free memory, and until `forget`.
-    """
+    The data are cached until `forget`, if they fit into a share of the free memory."""
 
     SHARE = 0.4
     """The share of the device's free memory for kept data.  On a CPU the processes of all cores share this memory."""
@@ -264,7 +262,7 @@ class KeptData(threading.local):
         self._room = 0.0
 
     def of(self, device: torch.device, *case: object) -> dict[str, CheckData]:
-        """The kept data of `case`, by name; empty if `case` differs from the last case."""
+        """Returns the cached data of `case`, by name; empty if `case` differs from the last case."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted
             self._case = device, *case
@@ -272,18 +270,18 @@ class KeptData(threading.local):
         return self._data
 
     def forget(self) -> None:
-        """Frees the memory of the kept data, before a timing begins."""
+        """Frees the memory of the cached data, before a timing begins."""
         self._case, self._data = (), {}
 
     def keep(self, name: str, data: CheckData) -> CheckData:
-        """Keeps `data` under `name`, if there is enough memory; returns `data`."""
+        """Caches `data` under `name` if there is enough memory; returns `data`."""
         if sum(item.bytes for item in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`values` rounded to the nearest value of `dtype`; a cast by torch to an integer would cut off the fraction."""
+    """Rounds `values` to the nearest value of `dtype`.  A torch cast to an integer would cut off the fraction."""
     return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Makes the runs of a check, in order, up to the first fault.  Each method says which faults its runs find."""
+"""Makes the runs of a kernel's check in order, up to the first fault.  Each method says which faults its runs find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from rooflab.bench.core.check_data import OTHERWISE, CheckData, KeptData, Otherwise, Planted
 from rooflab.bench.core.failed import Failed, LayoutRefused
 from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, alike, kept_names, same_bits, strides_of
-from rooflab.bench.core.trial import PLAIN, Layout, Runner
+from rooflab.bench.core.trial import DEFAULT_LAYOUT, Layout, Runner
 from rooflab.bench.core.why import Earlier, Look
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -41,14 +41,14 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
 """Numeric options by name, each with a function that gives the option another value in the run with other options."""
 OFFSETS = "32-bit offsets"
 """The labels of runs with far rows begin with this text."""
-SAME = "same memory"
+SAME_MEMORY = "same memory"
 """The name of the data that are written into the memory of the run before."""
-KEPT = KeptData()
+KEPT_DATA = KeptData()
 
 
 @dataclass
 class Check:
-    """The check of one kernel on one case, and its state."""
+    """Checks one kernel on one input case, and holds the state of this check."""
 
     kernel: Kernel
     spec: OpSpec
@@ -82,19 +82,19 @@ class Check:
                 self._judged("first data", first, Layout(poisoned=True))
                 self._on_planted_data(first, self._planted())
                 return self.runner.settle()
-            other = self._on_two_sets_of_data(first)
+            other_data = self._on_two_sets_of_data(first)
             self.beyond = True
             if planted is True:
                 for kind in OTHERWISE:
-                    self._otherwise(kind, first, other)
+                    self._otherwise(kind, first, other_data)
                 self._on_planted_data(first, self._planted())
             elif planted:
-                self._otherwise(planted, first, other)
+                self._otherwise(planted, first, other_data)
                 self._on_planted_data(first, _one_of(self._planted(), seed))
             self.runner.settle()
 
     def _otherwise(self, kind: Otherwise, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on the drawn data in another memory layout or with other options."""
+        """Runs the kernel on the first or other random data, in another memory layout or with other options."""
         match kind:
             case "expanded":
                 self._expanded(first.inputs)
@@ -118,30 +118,32 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """Yields the adversarial sets; for a kept set the oracle is not computed again."""
+        """Yields the adversarial inputs.  Cached data keep their reference outputs, which are not computed again."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             label = f"planted {name}"
-            data = self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
+            data = self._kept().get(label) or KEPT_DATA.keep(
+                label, CheckData(self.spec, inputs, self.scheme, "planted")
+            )
             yield label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
-        """Makes the runs on the first data and on other data; returns the other data."""
+        """Makes the runs on two sets of random data, called first and other.  Returns the other data."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
-        other = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
-        self._load(other)
-        if self._arranged(other, "padded") is None:
-            self._judged("other data", other, Layout(poisoned=True, sms=FEW_SMS))
+        other_data = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
+        self._load(other_data)
+        if self._arranged(other_data, "padded") is None:
+            self._judged("other data", other_data, Layout(poisoned=True, sms=FEW_SMS))
         self._repeated(first)
-        self._in_the_same_memory(first, other)
-        return other
+        self._in_the_same_memory(first, other_data)
+        return other_data
 
     def _kept(self) -> dict[str, CheckData]:
-        return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
+        return KEPT_DATA.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
     def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
-        """The case's data called `label`.  `make` makes them for the first kernel, and later kernels get them too."""
-        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, make(), self.scheme, label))
+        """Returns the cached data called `label` for this input case.  If there are none, `make` makes the data."""
+        return self._kept().get(label) or KEPT_DATA.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
     def _drawn(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
@@ -151,23 +153,23 @@ class Check:
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
 
-    def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
-        """Makes one run, and returns its outputs if they are right.  Raises `Failed` on a fault, or `LayoutRefused`."""
+    def _judged(self, label: str, data: CheckData, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
+        """Makes one run, and returns its outputs.  Raises `Failed` on a fault, `LayoutRefused` on a refused layout."""
         self.labels.append(label)
         try:
-            read = self.runner.run(data.name, layout)
+            outputs = self.runner.run(data.name, layout)
         except LayoutRefused:
             self.labels.pop()
             raise
-        misfit = data.misfit(read)
+        misfit = data.misfit(outputs)
         if misfit:
             raise Failed("INCORRECT", misfit)
-        for stats, output, oracle in zip(data.judge(read, self._own_stream), read, data.oracle, strict=True):
-            worst = self.worst.get(stats.output, stats)
-            if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
+        for stats, output, oracle in zip(data.judge(outputs, self._own_stream), outputs, data.oracle, strict=True):
+            worst_stats = self.worst.get(stats.output, stats)
+            if not stats.passed or stats.max_error_over_tolerance >= worst_stats.max_error_over_tolerance:
                 self.worst[stats.output] = stats
             if not stats.passed:
-                raise Failed("INCORRECT", stats.describe() + self._why(read, data, layout))
+                raise Failed("INCORRECT", stats.describe() + self._why(outputs, data, layout))
             if self.spec.compare is None:
                 continue  # by limits, what is near a number is one
             values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
@@ -176,21 +178,21 @@ class Check:
                 raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
-            self.answers.append(Earlier(label, read, data.inputs))
-        return read
+            self.answers.append(Earlier(label, outputs, data.inputs))
+        return outputs
 
     @property
     def _own_stream(self) -> bool:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """A colon and the explanation of a wrong output; empty if a second look confirms no explanation."""
+        """Returns ": " and an explanation of a wrong output; empty if a second look confirms no explanation."""
         look = Look(self.spec, self.runner, self.device, self._own_stream)
         explanation = look.fault(read, data, layout, self.answers, data is self.right)
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Makes a run with every movable argument in this arrangement.  Returns None if the launcher refuses all."""
+        """Makes a run with all possible arguments in the layout `arranged`; None if the launcher refuses all."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -199,7 +201,7 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """The arguments whose strides change in this arrangement, as far as the op's contract allows it."""
+        """Returns the arguments that get other strides in the layout `arranged`, if the contract allows this."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
         kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
         laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
@@ -207,7 +209,7 @@ class Check:
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the op's contract allows the layout of `tensor` for `name`.  A kernel need not take other layouts."""
+        """Whether the contract allows the layout of `tensor` for `name`.  A kernel may refuse other layouts."""
         argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
             check_layout(name, tensor, argument.layout if argument else "any")
@@ -216,10 +218,10 @@ class Check:
         return True
 
     def _far(self, data: CheckData) -> None:
-        """Makes runs in which most rows, pages, experts and heads lie more than 2**31 elements behind the first one, in
-        arguments and in the caller's outputs, as far as the contract allows it."""
+        """Makes runs that need 64-bit offsets, as far as the op's contract allows it.  Most rows, pages, experts and
+        heads of arguments and outputs lie more than 2**31 elements behind the first one."""
         results = self.spec.contract.results.values() if self.spec.contract else ()
-        fixed = {"out" for of in results if of.layout == "contiguous"}
+        fixed = {"out" for result in results if result.layout == "contiguous"}
         forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
         models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
         for kind in FAR:
@@ -241,8 +243,8 @@ class Check:
                 self._judged(f"{OFFSETS}: {FAR_PAGES} of {', '.join(caches)}", data, layout)
 
     def _expanded(self, inputs: Inputs) -> None:
-        """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses an
-        expanded input by name, the run is made again without the expansion of this input."""
+        """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses
+        some input by name, the run is repeated with this input as it was."""
         rows = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
@@ -263,11 +265,11 @@ class Check:
             except (LayoutRefused, Failed) as refused:
                 if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
                     raise
-                named = [name for name in rows if f"{name}: expected" in str(refused)]
-                rows = {name: value for name, value in rows.items() if named and name not in named}
+                refused_names = [name for name in rows if f"{name}: expected" in str(refused)]
+                rows = {name: value for name, value in rows.items() if refused_names and name not in refused_names}
 
     def _in_place(self, data: CheckData) -> None:
-        """Makes a run whose outputs lie in the memory of inputs, if the op allows that and the kernel takes `out`."""
+        """Makes a run with outputs in the memory of inputs, if the op allows that and the kernel takes `out`."""
         forms = dict(zip(data.names, data.forms, strict=True))
         shared = {
             output: name
@@ -281,87 +283,86 @@ class Check:
                 self._judged(f"other data, out is {', '.join(shared.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
-        """Runs the kernel on the first data with other numeric options, because a kernel may have kept the old ones."""
-        changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
-        if changed:
-            label = f"other {', '.join(changed)}"
-            data = self._kept_as(label, partial(dict, first.inputs, **changed))
+        """Runs the kernel on the first data with other numeric options.  A wrong kernel may use the old options."""
+        new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
+        if new_options:
+            label = f"other {', '.join(new_options)}"
+            data = self._kept_as(label, partial(dict, first.inputs, **new_options))
             self.runner.load(data.name, data.inputs, first.name)
             self._judged(label, data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """Runs the kernel on the first data again; all runs must agree bit for bit.
+        """Runs the kernel on the first data again; the results of all runs must be equal bit for bit.
 
         If the kernel takes `out`, the caller's outputs hold NaN in the first run and an old answer in the second.  The
-        first run makes two calls, because a kernel may skip its work in a loop.  The second run is in another thread.
-        """
+        first run makes two calls, because a kernel may skip the second one.  The second run is in another thread."""
         into_out = "out" in self.kernel.accepted and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
         forms = data.forms if into_out else ()
-        plain = Layout(out="plain" if into_out else None, forms=forms)
-        runs = [self._judged(label, data, replace(plain, twice=True))]
+        layout = Layout(out="plain" if into_out else None, forms=forms)
+        runs = [self._judged(label, data, replace(layout, twice=True))]
         stale = self.answers[-2].outputs if into_out else ()
         if [value.shape for value in stale] != [value.shape for value in runs[0]]:
             stale = ()
-        again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
+        rerun = replace(layout, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
         try:
-            runs.append(self._judged(f"{label}, in another thread", data, again))
+            runs.append(self._judged(f"{label}, in another thread", data, rerun))
         except LayoutRefused:
-            again = replace(again, out="plain")
-            runs.append(self._judged(f"{label}, in another thread", data, again))
+            rerun = replace(rerun, out="plain")
+            runs.append(self._judged(f"{label}, in another thread", data, rerun))
         if self.device.type == "cuda":
             runs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
         if self._own_stream:
             return
-        pairs = [(runs[0], later) for later in runs[1:]]
-        if again.out == "padded" and _differing(self.spec, *pairs[0]):
+        run_pairs = [(runs[0], later) for later in runs[1:]]
+        if rerun.out == "padded" and _differing(self.spec, *run_pairs[0]):
             # Another layout of the output may take another path, as torch's products do; so it is run once more.
-            pairs[0] = (runs[1], self._judged(label, data, again))
-        for pair in pairs:
-            if name := _differing(self.spec, *pair):
+            run_pairs[0] = (runs[1], self._judged(label, data, rerun))
+        for run_pair in run_pairs:
+            if name := _differing(self.spec, *run_pair):
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on other values at the last run's addresses, like an engine's next step.  Weights stay."""
+        """Runs the kernel on new values at the addresses of the last run, like an engine.  The weights stay."""
         if not alike(first.inputs, other.inputs):
             return
-        keep = kept_names(self.spec, first.inputs)
+        weight_names = kept_names(self.spec, first.inputs)
         data = other
-        if keep:
-            same = {name: first.inputs[name] for name in keep}
-            data = self._kept_as(SAME, partial(dict, other.inputs, **same))
+        if weight_names:
+            weights = {name: first.inputs[name] for name in weight_names}
+            data = self._kept_as(SAME_MEMORY, partial(dict, other.inputs, **weights))
             self._load(data, first.name)
         self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
 
 
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
-    """The name of the first output whose bits differ between two runs; empty if all outputs are equal."""
-    named = zip(spec.outputs, one, other, strict=False)
-    return next((name for name, first, second in named if not same_bits(first, second)), "")
+    """Returns the name of the first output with different bits in two runs; empty if all outputs are equal."""
+    named_outputs = zip(spec.outputs, one, other, strict=False)
+    return next((name for name, first, second in named_outputs if not same_bits(first, second)), "")
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with `names`, and again without the names that the launcher refuses; None if no name is left."""
+    """Calls `run` with `names`, then again without names that the launcher refuses; None if no name is left."""
     while names:
         try:
             return run(names)
         except LayoutRefused as refused:
-            named = {name for name in names if re.search(rf"\b{name}: ", str(refused))}
-            names = names - named if named else set()
+            refused_names = {name for name in names if re.search(rf"\b{name}: ", str(refused))}
+            names = names - refused_names if refused_names else set()
     return None
 
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
-    """A list of one random member of `sets`, all equally likely; empty if `sets` is empty."""
-    state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
+    """Returns a list with one random member of `sets`, all equally likely; empty if `sets` is empty."""
+    state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
     for count, item in enumerate(sets, 1):
-        chosen = [item] if not state.randrange(count) else chosen
-    return chosen
+        chosen_sets = [item] if not state.randrange(count) else chosen_sets
+    return chosen_sets
 
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Sets one CPU thread for small inputs.  To start several costs more than the work, 10 times more on a busy CPU."""
+    """Sets one CPU thread for small inputs.  Starting more takes longer than the work, 10x longer on a busy CPU."""
     threads = torch.get_num_threads()
     elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if elements < SMALL_ELEMENTS:

@@ -1,4 +1,4 @@
-"""The environment of a result: machine, software, threads, commit.  It has no host name, user name or path."""
+"""Describes the environment of a result: machine, software, threads, commit; no host name, user name or path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Environment:
-    """A snapshot of the machine and its software."""
+    """Describes the machine and its software at one moment."""
 
     machine_key: str
     """Names this kind of machine.  The key is the same after a reboot, and on other machines with the same parts."""
@@ -77,7 +77,7 @@ class Environment:
 
     @classmethod
     def now(cls, gpu_index: int = 0) -> Environment:
-        """The present environment; `gpu_index` is torch's index of the GPU in use."""
+        """Returns the present environment.  `gpu_index` is torch's index of the GPU in use."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         memory_gib = round(psutil.virtual_memory().total / 2**30)
         gpu = _gpu(gpu_index)
@@ -102,15 +102,15 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = FOLDERS) -> str:
-        """The `tree_hash` of `folders` in `root`.  Without `root`: that of the running program, computed once."""
+        """Returns the hash of the source files in `folders` of `root`, by default of the running program."""
         return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:
-        """The environment as JSON values."""
+        """Returns the environment as JSON values."""
         return asdict(self)
 
     def record_fields(self) -> dict[str, Json]:
-        """The fields of a record that describe the environment."""
+        """Returns the fields of a record that describe the environment."""
         return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
 
     def record(
@@ -123,12 +123,12 @@ class Environment:
         status: Status = "OK",
         reason: str = "",
     ) -> Record:
-        """A record that says which kernel ran here, on which inputs, and in which environment.  The caller adds the
-        other fields by `replace`.  Without `run_id` the record gets a new run id.
+        """Makes a record: which kernel ran here, on which inputs, and in which environment.  The caller adds the other
+        fields with `replace`.  Without `run_id` the record gets a new run id.
 
         If the kernel's file lies outside Rooflab, `commit` is the commit of that file's repository.  The environment
         then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  `tree` is the hash of the
-        source files, for a tree without git."""
+        source files, if there is no git."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if file := file_of(kernel):
             environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -154,7 +154,7 @@ class Environment:
 
 
 def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
-    """A machine's key, such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed.
+    """Returns a key such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide the speed.
 
     The hash omits the GPU's uuid and the size of the host's memory: both differ between machines of one kind."""
     name = gpu.name if gpu else cpu
@@ -165,7 +165,7 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
 
 @cache
 def last_level_cache_bytes(folder: Path = _CPUS) -> int:
-    """Total bytes of all last-level data caches, from sysfs; 32 MiB if sysfs lists no cache."""
+    """Returns the total bytes of all last-level data caches, read from sysfs; 32 MiB if sysfs lists no cache."""
     sizes: dict[tuple[int, str], int] = {}
     for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         if (index / "type").read_text().strip() != "Instruction":
@@ -203,11 +203,10 @@ def _version(package: str) -> str | None:
 
 
 def git_state(path: Path) -> tuple[str | None, bool | None]:
-    """The git commit at `path`, and whether files have changed since; (None, None) if git does not know `path`.
+    """Returns the git commit at `path`, and whether files have changed since.  Returns `(None, None)` without git.
 
-    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, it is the commit of
-    the file's repository, and a change of this file or of a committed file counts.  (None, None) for an ignored file.
-    """
+    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, the commit is that of
+    its repository; a change of this file or of a committed file counts.  An ignored file gives `(None, None)`."""
     return file_state(path) if path.is_file() else _folder_state(path)
 
 
@@ -223,11 +222,10 @@ def _folder_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_state() -> tuple[str | None, bool | None]:
-    """The `git_state` of the running program.  For a copy without git, the variable `ROOFLAB_COMMIT` gives the state.
+    """Returns the `git_state` of this program.  For a copy without git, `ROOFLAB_COMMIT` gives the state.
 
-    The variable is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at COMMIT, and shows whether the copy has changed.
-    Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
-    """
+    This variable is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at COMMIT, and shows whether the copy has changed.
+    Without TREE the second value is None.  Raises `ValueError` if the variable has another form."""
     state = git_state(ROOT)
     variable = os.environ.get(COMMIT, "")
     if state[0] is not None or not variable:
@@ -239,7 +237,7 @@ def own_state() -> tuple[str | None, bool | None]:
 
 
 def gpu_uuid(device: torch.device | int) -> str:
-    """The uuid that names a CUDA device in NVML.  NVML's numbers of GPUs ignore CUDA_VISIBLE_DEVICES."""
+    """Returns the uuid that names a CUDA device in NVML.  NVML's GPU indices ignore CUDA_VISIBLE_DEVICES."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -272,7 +270,7 @@ POWER_INSTANT, SUCCESS = 186, 0
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
-    """Yields NVML and its handle of the GPU; None if there is no package, no driver, or no GPU with this uuid."""
+    """Yields NVML and its handle of the GPU.  Yields None without the package, the driver, or a GPU with this uuid."""
     if importlib.util.find_spec("pynvml") is None:
         yield None
         return
@@ -291,7 +289,7 @@ def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
 
 
 def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
-    """NVML's answer to a query, or None if this card or driver does not support the query."""
+    """Returns NVML's answer to a query; None if this card or driver does not support the query."""
     try:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
@@ -299,16 +297,16 @@ def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
 
 
 def power_w(nvml: ModuleType, handle: object) -> float | None:
-    """The present power draw in watts; None if this card does not report it.
+    """Returns the present power draw in watts; None if this card does not report it.
 
-    The other query, `nvmlDeviceGetPowerUsage`, averages over 1 s on most cards, far longer than a kernel runs.
+    The query `nvmlDeviceGetPowerUsage` is not used: it averages over 1 s on most cards, far longer than a kernel runs.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
     return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == SUCCESS else None
 
 
 def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:
-    """A hash of all source files.  It identifies the code if there is no commit, or if a commit is not enough."""
+    """Returns a hash of all source files.  It identifies the code without a commit, or after uncommitted changes."""
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
@@ -322,10 +320,10 @@ _own_tree = cache(tree_hash)
 
 @cache  # as the run begins: its own results change the repository
 def file_state(file: Path) -> tuple[str | None, bool | None]:
-    """The `git_state` of a file, at the first call for this file in the process."""
+    """Returns the `git_state` of a file.  The result is cached, so later calls return the state at the first call."""
     folder, name = file.absolute().parent, file.name
-    listed = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
-    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if listed else None
+    known_files = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
+    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known_files else None
     if commit is None:
         return None, None
     changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")

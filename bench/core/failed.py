@@ -1,4 +1,4 @@
-"""The exceptions that end a check, for a fault or a refusal of the kernel, with the status of the record."""
+"""Defines the exceptions that end a check if a kernel has a fault or refuses the inputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rooflab.kernels.takes import Refusal
 
 
 class LayoutRefused(Exception):
-    """The launcher refused a memory layout with a `ValueError`.  This is no fault."""
+    """The launcher refused a memory layout with a `ValueError`.  This is not a fault of the kernel."""
 
 
 class Failed(Exception):
-    """Ends a check or a timing, with its status and reason."""
+    """Ends a check or a timing, and holds the status and the reason."""
 
     def __init__(self, status: Status, reason: str):
         super().__init__(reason)
@@ -25,7 +25,7 @@ class Failed(Exception):
 
     @classmethod
     def by(cls, refusal: Refusal | str) -> Failed:
-        """The failure for a refusal.  If the kernel raised the refusal, `refusal` is the text of the exception."""
+        """Makes a `Failed` from a refusal.  If the kernel itself refused, `refusal` is the text of its exception."""
         if isinstance(refusal, str):
             status, _, reason = refusal.partition(": ")
             return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
@@ -33,7 +33,7 @@ class Failed(Exception):
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> Failed:
-        """The failure for an exception of a kernel.  If `where` is given, the reason begins with `where`."""
+        """Makes a `Failed` from an exception of a kernel.  If `where` is given, the reason begins with `where`."""
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -45,14 +45,14 @@ class Failed(Exception):
         if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
             return cls.by(text)
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
+        file_line = f"{Path(frame.filename).name}:{frame.lineno}"
+        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({file_line})"
         compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
         return cls("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
 
     @staticmethod
     def errors() -> tuple[type[BaseException], ...]:
-        """The types of exceptions that count as a kernel's fault.  Any other exception is a fault of the checker."""
+        """Returns the exception types that are faults of the kernel.  Any other exception is a checker's fault."""
         from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
         return (

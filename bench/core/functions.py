@@ -1,4 +1,4 @@
-"""Checks functions that have no op: makes an op of a function and its reference, so that the usual check applies."""
+"""Checks functions that are not ops.  Makes an op of a function and its reference, so that the usual check applies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
 from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.trial import PLAIN, Layout, Runner
+from rooflab.bench.core.trial import DEFAULT_LAYOUT, Layout, Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
@@ -37,15 +37,15 @@ FULL_EPSILONS = 64
 
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
-    """The largest allowed absolute error of each element of an output of `dtype`."""
+    """Returns the largest allowed absolute error of each element of `oracle`, for an output of `dtype`."""
     magnitude = oracle.detach().to("cpu", torch.float64).abs()
     if not dtype.is_floating_point or not magnitude.numel():
         return torch.zeros_like(magnitude)
     eps = torch.finfo(dtype).eps
     finite = torch.isfinite(magnitude)
     rms = magnitude[finite].square().mean().sqrt() if finite.any() else torch.zeros((), dtype=torch.float64)
-    allowed = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
-    return torch.where(finite, allowed, 0.0)  # an infinity must be met exactly
+    max_error = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
+    return torch.where(finite, max_error, 0.0)  # an infinity must be met exactly
 
 
 def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
@@ -56,7 +56,7 @@ def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
 
 
 class FunctionOp(NamedTuple):
-    """A function as a kernel, with an op, a case and a scheme that are made for it."""
+    """Presents a function as a kernel, with its own op, input case and dtype scheme."""
 
     kernel: Kernel
     spec: OpSpec
@@ -66,15 +66,14 @@ class FunctionOp(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
-        """The op of `fn` and `reference`.  Both get what `make(seed)` returns, a mapping as keywords, else in order.
+        """Makes the op of `fn` and `reference`.  Both get the values of `make(seed)`, a mapping as keywords.
 
-        The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor.
-        """
-        made = make(seed)
-        tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
+        The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor."""
+        made_inputs = make(seed)
+        tensors = [value for value in named(made_inputs).values() if isinstance(value, torch.Tensor)]
         if not tensors:
             raise ValueError("make_inputs: expected at least one tensor, got none")
-        dtypes = [output.dtype for output in as_tuple(_bound(reference, made, copied(named(made)))())]
+        dtypes = [output.dtype for output in as_tuple(_bound(reference, made_inputs, copied(named(made_inputs)))())]
         return op_of(fn, reference, make, dtypes, tensors[0].device)
 
     @staticmethod
@@ -82,10 +81,9 @@ class FunctionOp(NamedTuple):
         """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
         Dtypes must be equal, but a float may have a reference in fp64.  Integers must be equal.  Floats may differ by a
-        few roundings to the output dtype, relative to the larger of the element and the root mean square of the tensor:
-        the error of a sum grows with its terms, not with its value.  Raises `ValueError` if `actual` or `expected` is
-        no tensor and no tuple of tensors, or if the numbers or dtypes of outputs differ.
-        """
+        few roundings to the output dtype, relative to the larger of the element and the tensor's root mean square: the
+        error of a sum grows with its terms, not with its value.  Raises `ValueError` if an argument is neither a tensor
+        nor a tuple of tensors, or if the numbers or dtypes of outputs differ."""
         actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
         if len(actuals) != len(oracles):
             raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
@@ -98,12 +96,12 @@ class FunctionOp(NamedTuple):
         return verdicts
 
     def checked(self, seed: int) -> CheckResult:
-        """Checks the function as a kernel, without adversarial inputs: poison, other data, repeated calls, aliases."""
+        """Checks the function like a kernel, without adversarial inputs: guards, other data, repeats, aliases."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 
 def named(inputs: object) -> Inputs:
-    """Inputs by name.  A mapping keeps its names; the values of a sequence, or one value, are `arg0`, `arg1`..."""
+    """Returns inputs by name.  A mapping keeps its names; other values get the names `arg0`, `arg1`..."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     values = inputs if isinstance(inputs, tuple | list) else (inputs,)
@@ -111,7 +109,7 @@ def named(inputs: object) -> Inputs:
 
 
 class AsKernel:
-    """A function that is called by keywords, like a kernel.  `bind(inputs)` returns the call that a timer repeats."""
+    """Lets a function take keyword arguments, like a kernel.  `bind(inputs)` returns the call that a timer repeats."""
 
     def __init__(self, bind: Callable[[Inputs], Callable[[], Result]], names: Iterable[str]):
         self.bind = bind
@@ -123,7 +121,7 @@ class AsKernel:
 
 
 def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
-    """A call of `function` with `inputs`: by keywords if `made` is a mapping, else by position."""
+    """Returns a call of `function` with `inputs`: by keywords if `made` is a mapping, else by position."""
     return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
 
 
@@ -134,18 +132,17 @@ def op_of(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> FunctionOp:
-    """The op of `fn` on the inputs that `make(seed)` returns.
+    """Makes the op of `fn` on the inputs that `make(seed)` returns.
 
-    The oracle is the result of `reference`, in its own precision, on copies of the inputs.  Outputs have `dtypes`, and
-    may differ from the oracle by a few roundings.  Inputs keep the layout that `make` gives them.  Tensors that cannot
-    be guarded are always those of `make(0)`.
-    """
-    made = make(0)
-    values = named(made)
+    The expected outputs are the results of `reference`, in its own precision, on copies of the inputs.  Outputs have
+    the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout
+    that `make` gives them.  Tensors that cannot be guarded, such as subclasses, always come from `make(0)`."""
+    made_inputs = make(0)
+    values = named(made_inputs)
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
     strides = {name: values[name].stride() for name in names if isinstance(values[name], torch.Tensor)}
-    called = AsKernel(lambda inputs: _bound(fn, made, {**values, **inputs}), names)
-    right = AsKernel(lambda inputs: _bound(reference, made, copied({**values, **inputs})), names)
+    kernel_fn = AsKernel(lambda inputs: _bound(fn, made_inputs, {**values, **inputs}), names)
+    right = AsKernel(lambda inputs: _bound(reference, made_inputs, copied({**values, **inputs})), names)
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
         fresh = named(make(seed))
@@ -174,7 +171,7 @@ def op_of(
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
         schemes=(SCHEME,),
     )
-    kernel = Kernel(KEY, "fn", "optimized", "torch", called, unsupported=unsupported)
+    kernel = Kernel(KEY, "fn", "optimized", "torch", kernel_fn, unsupported=unsupported)
     return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
 
 
@@ -183,7 +180,7 @@ def _to_meta(value: object) -> object:
 
 
 class Checked(NamedTuple):
-    """The result of checking a function before it is timed."""
+    """The result of checking a function before its timing."""
 
     result: Any
     """The function's return value."""
@@ -199,12 +196,11 @@ class Checked(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
-        """Compares `fn` with `reference`, each on copies of `args`; then checks `fn` as a kernel of its own op.
+        """Compares `fn` with `reference`, each on copies of `args`.  Then checks `fn` like a kernel.
 
-        The other data of that check are the values of `args`, shifted by one position.  `fn` may change its arguments,
-        and two runs may differ in their bits.  Without a reference, the check only finds writes outside the arguments
-        and a result that changes later.
-        """
+        This check also needs other data; they are the values of `args`, shifted by one position.  `fn` may change its
+        arguments, and two runs may differ in their bits.  Without a reference, the check only finds writes outside the
+        arguments, and a result that changes after the call."""
         expected = reference(*map(_copy, args)) if reference is not None else None
         copies = [*map(_copy, args)]
         result, interpreted = _watched(partial(fn, *copies))
@@ -231,19 +227,19 @@ class Checked(NamedTuple):
         if not fault and not interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
         judged = reference is not None and all(same_bits(value, copies[n]) for n, value in tensors.items())
-        again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
-        return cls(result, fault, interpreted, op, judged, again)
+        check_again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
+        return cls(result, fault, interpreted, op, judged, check_again)
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether `value` is a plain strided tensor with memory, not a subclass or a meta tensor."""
+    """Returns whether `value` is a plain strided tensor with memory, not a subclass or a meta tensor."""
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """The fault that the check finds.  Without `judged`, one watched run is made, and its outputs are not judged."""
+    """Returns the fault that the check finds, or "".  Without `judged`, the outputs are not compared."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
@@ -259,16 +255,16 @@ def _fault(op: FunctionOp, judged: bool) -> str:
 
 
 class _AsItIs(Runner):
-    """Runs a function in the thread and with the modes of the caller.  The function may change its arguments."""
+    """Runs a function in the caller's thread, with the caller's modes.  The function may change its arguments."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         super().__init__(kernel, spec, scheme, device)
         self.free = tuple(parameter.name for parameter in spec.parameters)
 
     def begin(self) -> None:
-        """Does nothing, so that the precision of matrix products stays as the caller has set it."""
+        """Does nothing, so that the caller's setting for the precision of matrix products remains."""
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+    def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
         return super().run(name, replace(layout, elsewhere=False, twice=False))
 
 
@@ -281,19 +277,19 @@ def _shifted(value: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
-    """`result` as a tuple of tensors; empty if `result` is neither a tensor nor a tuple of tensors."""
+    """Returns `result` as a tuple of tensors; empty if `result` is neither a tensor nor a tuple of tensors."""
     with suppress(ValueError):
         return _tensors("fn", result)
     return ()
 
 
 def copied(inputs: Inputs) -> Inputs:
-    """Copies `inputs`.  The copies of tensors have the same strides."""
+    """Copies `inputs`.  The copy of a tensor has the same strides."""
     return {name: _copy(value) for name, value in inputs.items()}
 
 
 def _copy(value: Any) -> Any:
-    """A copy of a tensor with the same strides (`clone` changes some strides); any other value unchanged."""
+    """Copies a tensor with the same strides (`clone` changes some strides); returns any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_meta or torch._debug_has_internal_overlap(value):
@@ -302,7 +298,7 @@ def _copy(value: Any) -> Any:
 
 
 def device_of(*values: object) -> torch.device:
-    """The device of the first CUDA tensor, also inside containers.  Without tensors: the current CUDA device."""
+    """Returns the device of the first CUDA tensor, also inside containers; without tensors, the current CUDA device."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
     if on_cuda := [tensor.device for tensor in tensors if tensor.is_cuda]:
         return on_cuda[0]
@@ -313,7 +309,7 @@ def device_of(*values: object) -> torch.device:
 
 
 def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
-    """The result of `call`, and whether Triton's interpreter ran a program during the call."""
+    """Returns the result of `call`, and whether Triton's interpreter ran a kernel during the call."""
 
     def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)

@@ -1,4 +1,4 @@
-"""Measures kernels of an op: checks kernels, times them interleaved, and yields records with roofline bounds."""
+"""Measures kernels of an op: checks the kernels, times them interleaved, and yields records with roofline bounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.call import Rotation, short_of_memory
 from rooflab.bench.core.ceilings import ceilings_for, limits_for, raise_ceilings
-from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
+from rooflab.bench.core.check import BROKEN_CONTEXT, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.check_runs import KEPT
+from rooflab.bench.core.check_runs import KEPT_DATA
 from rooflab.bench.core.environment import Environment, last_level_cache_bytes
 from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
+from rooflab.bench.core.noise import MAX_EXCESS, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
 from rooflab.bench.core.running import ContextBroken, Running
@@ -33,12 +33,11 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
 @dataclass
 class Measurement:
-    """The settings and the state of a measurement, shared by all records of a run.
+    """Holds the settings and the state of a measurement, for all records of a run.
 
-    The first check of a kernel has adversarial (planted) inputs.  It uses the first small case that the kernel takes,
-    and runs in a child process, where the kernel may hang or break its context.  Then the kernel is checked here on
-    each case, without adversarial inputs, because they take seconds at a model's sizes.
-    """
+    The first check of a kernel has adversarial (planted) inputs.  It uses the first small case that the kernel
+    supports, and runs in a child process, where the kernel may hang or break its CUDA context.  Then the kernel is
+    checked here on each case, without adversarial inputs, because they take seconds at a model's sizes."""
 
     spec: OpSpec
     scheme: Scheme
@@ -67,20 +66,19 @@ class Measurement:
             self.ceilings = ceilings_for(self.device)
 
     def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:
-        """Yields one record for each kernel of each case, case by case.
+        """Yields one record for each kernel of each input case, case by case.
 
-        Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a
-        record with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs, and the
-        records say so.  A run with a time limit raises `ContextBroken` instead, so that a fresh process can go on.
-        """
+        Every kernel is checked first; a kernel that fails gets no time.  If a kernel cannot run here, its record has
+        the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs, and the records say so.
+        A run with a time limit raises `ContextBroken` instead, so that a fresh process can continue."""
         limited = self.settings.limit_s < math.inf
         try:
             for case in cases:
                 for record in self._of_case(kernels, case):
-                    if not (limited and record.reason.startswith(BROKEN)):  # it says nothing of its kernel
+                    if not (limited and record.reason.startswith(BROKEN_CONTEXT)):  # it says nothing of its kernel
                         yield record
-                if limited and (broken := self.broken or already_broken(self.device)):
-                    raise ContextBroken(broken)
+                if limited and (context_error := self.broken or already_broken(self.device)):
+                    raise ContextBroken(context_error)
         finally:
             self.running(())
 
@@ -89,36 +87,36 @@ class Measurement:
         # The first sum of meta tensors imports torch._dynamo, which takes 1 s in each process of an A/B.
         priced = None if self.settings.paired else self._priced(case)
         short = short_of_memory(self.spec, priced, self.device) if priced and not self.broken else ""
-        checked, copies = dict[str, CheckResult](), list[Inputs]()
-        failed, ready = dict[str, Failed](), dict[str, Rotation]()
+        check_results, copies = dict[str, CheckResult](), list[Inputs]()
+        failed_by_name, rotations = dict[str, Failed](), dict[str, Rotation]()
         for kernel in kernels:
             try:
                 self._check_runnable(kernel, short)
                 if not self.settings.checked:
-                    checked[kernel.name] = result = self._checked(kernel, case)
+                    check_results[kernel.name] = result = self._checked(kernel, case)
                     if result.status != "OK":
                         raise Failed(result.status, result.reason)
                 copies = copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
-                ready[kernel.name] = self._function(kernel, copies)
+                rotations[kernel.name] = self._function(kernel, copies)
             except Failed as fault:
-                failed[kernel.name] = fault
-        KEPT.forget()
-        judged = bool(ready) and self.settings.judge
+                failed_by_name[kernel.name] = fault
+        KEPT_DATA.forget()
+        judged = bool(rotations) and self.settings.judge
         unseen = Unseen(self.spec, case, self.scheme, self.device, copies, seed) if judged else None
-        timed, failures, clocks = self._together(ready, unseen)
-        for name, wrong in unseen.wrong({name: ready[name] for name in timed}).items() if unseen else ():
-            failures[name] = Failed("INCORRECT", f"after timing: {wrong}")
-        seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
+        timed, failures, clocks = self._together(rotations, unseen)
+        for name, error in unseen.wrong({name: rotations[name] for name in timed}).items() if unseen else ():
+            failures[name] = Failed("INCORRECT", f"after timing: {error}")
+        profiles, faults = observe({name: rotations[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
-        failed |= failures | broken
+        failed_by_name |= failures | faults
         inputs = priced or (copies[0] if copies else self._priced(case))
         cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
-            record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
-            samples = None if name in failed else timed[name]
+            record = self._record(kernel, case, cost, check_results.get(name), failed_by_name.get(name))
+            samples = None if name in failed_by_name else timed[name]
             if samples is not None:
-                record = self._with_time(record, samples, cost, clocks, seen.get(name, {}))
+                record = self._with_time(record, samples, cost, clocks, profiles.get(name, {}))
             yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
@@ -126,7 +124,7 @@ class Measurement:
 
     @staticmethod
     def why_not(kernel: Kernel, device: torch.device) -> Failed | None:
-        """Why `kernel` can have no time on `device`, for any inputs; None if it can have a time."""
+        """Returns the reason why `kernel` cannot be timed on `device`, whatever the inputs; None if it can be timed."""
         refusal = kernel.why_not_here(device)
         in_software = device.type == "cpu" and kernel.backend not in CPU_BACKENDS
         if in_software and (refusal is None or (refusal.status == "UNSUPPORTED" and "cpu" in kernel.devices)):
@@ -134,7 +132,7 @@ class Measurement:
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
-        """Raises `Failed` if the kernel cannot run here, or if memory is too short."""
+        """Raises `Failed` if the kernel cannot run here, or if there is too little memory."""
         if refused := self.why_not(kernel, self.device):
             raise refused
         if short:
@@ -143,7 +141,7 @@ class Measurement:
             raise Failed("RUNTIME_ERROR", self.broken)
 
     def check_here(self, kernel: Kernel, case: Case, planted: bool = False) -> CheckResult:
-        """Checks a kernel on a case, in this process.  The kernel need not be registered."""
+        """Checks a kernel on an input case, in this process.  The kernel need not be registered."""
         seed = self.settings.seed
         return check_kernel(kernel, self.spec, case, self.scheme, self.device, seed, planted)
 
@@ -156,15 +154,15 @@ class Measurement:
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """Returns the CUDA error that has broken the context, and notes it in `broken`; empty if there is no error."""
-        if why := already_broken(self.device):
-            self.broken = f"{BROKEN}, by {who}: {why}"
-        return why
+        """Returns the CUDA error that has broken the context, and stores it in `broken`; empty if there is no error."""
+        if reason := already_broken(self.device):
+            self.broken = f"{BROKEN_CONTEXT}, by {who}: {reason}"
+        return reason
 
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
     ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-        """Calls `time_together` for the kernels in `ready`.  No samples if a kernel has broken the CUDA context."""
+        """Times the kernels in `ready` together.  Returns no samples if a kernel has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
@@ -175,8 +173,8 @@ class Measurement:
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
-        """Checks the kernel with adversarial inputs, once per run: on the first small case that the kernel takes, or
-        else on `case`.  Returns None if an earlier run has made this check."""
+        """Checks the kernel with adversarial inputs, once per run.  Uses the first small case that the kernel supports,
+        or else `case`.  Returns None if an earlier run has made this check."""
         if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
@@ -187,14 +185,14 @@ class Measurement:
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
-        """The first check of the kernel: in a child process, or here if the kernel is not registered."""
+        """Makes the first check of the kernel in a child process, or here if the kernel is not registered."""
         registered, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if registered is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """The kernel as a function that cycles through `copies`.  Raises `Failed` on a fault of the kernel."""
+        """Returns a function that runs the kernel on each of `copies` in turn.  Raises `Failed` on a fault."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
@@ -208,7 +206,7 @@ class Measurement:
     def _record(
         self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
-        """The record of a kernel that was not timed."""
+        """Returns the record of a kernel without a time."""
         roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
         status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if roofs and roofs.noise and self._bound(cost):
@@ -233,29 +231,29 @@ class Measurement:
     def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
     ) -> Record:
-        """The record with a reading.  The record is INVALID if the clock cannot resolve the reading, or if the reading
-        exceeds the machine's limits.  It is NOISY if the machine was busy."""
+        """Returns the record with a measured time.  The record is INVALID if the clock is too coarse for this time, or
+        if the time exceeds the machine's limits.  It is NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
         noise = samples.noise if samples.few or not self.settings.paired else ""
-        if why := why_invalid(samples, cost, self._limits(), clocks):
-            status, reason = "INVALID", why
-        elif why := noise or shared(clocks):
-            status, reason = "NOISY", why
+        if cause := why_invalid(samples, cost, self._limits(), clocks):
+            status, reason = "INVALID", cause
+        elif cause := noise or shared(clocks):
+            status, reason = "NOISY", cause
         else:
             status, reason = "OK", record.reason
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """The record with its bound, the kernel's traffic, and the rates.  A NOISY time or bound gives no rates.  The
-        traffic is left out if the device's memory cannot move these bytes in the measured time."""
+        """Returns the record with its bound, the kernel's memory traffic, and the rates.  A NOISY time or bound gives
+        no rates.  The traffic is left out if the device's memory cannot move these bytes in the measured time."""
         traffic, reason, limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and limits:
             fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
-            if traffic.bytes / median_s > ABOVE * fastest:
+            if traffic.bytes / median_s > MAX_EXCESS * fastest:
                 note = "its claimed traffic is left out: no memory here could have moved it in that time"
                 traffic, reason = None, reason or note
-        moved = traffic.bytes if traffic else cost.bytes
+        moved_bytes = traffic.bytes if traffic else cost.bytes
         seconds = median_s if record.status != "NOISY" else None
         roofs, limit = self.ceilings, self._bound(cost)
         return replace(
@@ -263,9 +261,9 @@ class Measurement:
             reason=reason,
             traffic_bytes=traffic.bytes if traffic else None,
             traffic_basis=traffic.basis if traffic else None,
-            intensity=cost.flops / moved if moved else None,
+            intensity=cost.flops / moved_bytes if moved_bytes else None,
             flops_per_s=cost.flops / seconds if seconds else None,
-            bytes_per_s=moved / seconds if seconds else None,
+            bytes_per_s=moved_bytes / seconds if seconds else None,
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
             bound_fraction=limit.fraction(seconds) if limit and seconds and roofs and not roofs.noise else None,
@@ -276,11 +274,11 @@ class Measurement:
         return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures the ceilings again after the first reading above them: a busy machine may have lowered them."""
+        """Measures the peak rates again after the first reading above them.  A busy machine may have lowered them."""
         ceilings = self.ceilings
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
-        above = samples.median_s > 0 and above_limits(samples, cost, ceilings)
+        excess = samples.median_s > 0 and above_limits(samples, cost, ceilings)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if above and not (above[0] == "memory" and in_cache):
+        if excess and not (excess[0] == "memory" and in_cache):
             self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

@@ -1,4 +1,4 @@
-"""The samples of a function, and rules that say when a reading is NOISY or INVALID.
+"""Holds the time samples of a function, and rules that say when a reading is NOISY or INVALID.
 
 A reading is NOISY if its median is unreliable, because the machine did other work or there are too few samples.
 """
@@ -26,7 +26,7 @@ DRIFT = 1.5
 FEWEST = 0.25
 """The lowest allowed number of samples, as a share of those that fit into the time (the time over the median sample).
 With a first call of 300 ms in a budget of 150 ms, 5 of 80 samples were left, and their median was 6% too long."""
-ABOVE = 1.05
+MAX_EXCESS = 1.05
 """If a reading exceeds a limit by more than this factor, noise is not the reason."""
 CAUSES = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
@@ -40,7 +40,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one function.  A field is None or empty if the timing method does not record it."""
+    """The time samples of one function.  A field is None or empty if the timing method does not record it."""
 
     seconds: tuple[float, ...]
     """Seconds per call of every sample, in time order; no sample is dropped."""
@@ -67,18 +67,17 @@ class Samples:
 
 
 def few(samples: int, room: int) -> str:
-    """Why a reading has too few samples, in one sentence; empty if it has enough samples."""
+    """Explains why a reading has too few samples, or returns "".  `room`: the samples that fit into the time."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
 
 
 def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
-    """Why samples in time order are noise, in one sentence; empty if the samples are no noise.
+    """Returns one sentence if the samples are too noisy; empty if they are good.  The samples are in time order.
 
-    `waiting` is the time that the process's threads waited for a processor, divided by the time that they ran; None if
-    the system does not report it.  If there are no samples, only `waiting` decides.
-    """
+    `waiting` is the time that the process's threads waited for a processor, divided by the time that they ran.  It is
+    None if the system does not report it.  If there are no samples, only `waiting` decides."""
     if waiting is not None and waiting > WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
@@ -86,28 +85,26 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     p20, p80 = np.percentile(seconds, (20, 80))
     if p80 > SPREAD * p20:
         return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
-    half = len(seconds) // 2
-    early, late = (float(np.median(part)) for part in (seconds[: half or 1], seconds[half:]))
-    if max(early, late) > DRIFT * min(early, late):
-        return f"the median of the later half of the samples is {late / early:.2g} times that of the earlier half"
+    middle = len(seconds) // 2
+    early_s, late_s = (float(np.median(half_samples)) for half_samples in (seconds[: middle or 1], seconds[middle:]))
+    if max(early_s, late_s) > DRIFT * min(early_s, late_s):
+        return f"the median of the later half of the samples is {late_s / early_s:.2g} times that of the earlier half"
     return ""
 
 
 def shared(clocks: JsonObject | None) -> str:
-    """Why a reading is noise if other processes used the card; empty if there were none, or NVML does not tell.
+    """Explains that other processes used the card, so that the reading is noise; empty if there were none.
 
-    `clocks` is the result of `ClockWatch.summary()`.
-    """
-    others = (clocks or {}).get("other_processes")
-    return f"other processes were on the card: {others}" if others else ""
+    The result is also empty if NVML reports no processes.  `clocks` is the result of `ClockWatch.summary()`."""
+    other_processes = (clocks or {}).get("other_processes")
+    return f"other processes were on the card: {other_processes}" if other_processes else ""
 
 
 def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
-    """The limit that a reading exceeds by the largest factor, and this factor; None if it exceeds no limit.
+    """Returns the limit that a reading exceeds by the largest factor, and this factor; None without such a limit.
 
-    On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
-    if L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
-    """
+    On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate limits only the bytes read, and only
+    if L2 was cold.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
     bounded = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
@@ -118,41 +115,41 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     times: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
         times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
-    most = max(times, key=lambda part: times[part])
-    return (most, times[most]) if times[most] > ABOVE else None
+    limiter = max(times, key=lambda part: times[part])
+    return (limiter, times[limiter]) if times[limiter] > MAX_EXCESS else None
 
 
 def why_invalid(
     samples: Samples, cost: Cost | None, limits: Ceilings | None, clocks: JsonObject | None = None
 ) -> str | None:
-    """Why a reading is INVALID, in one sentence with its likely cause; None if it is valid.
+    """Returns one sentence with the likely cause if a reading is INVALID; None if it is valid.
 
     The causes are checked in this order: a fault that the timer found, a timer that did not advance, a throttled card,
-    a time below that of an empty kernel, a clock that is too coarse (`UNRESOLVED: ...`), and a reading above `limits`,
-    the rates that the device cannot exceed at its highest clock.  An argument that is None is not checked.
+    a time below that of an empty kernel, a clock that is too coarse (`UNRESOLVED: ...`), and a reading above `limits`.
+    `limits` are the rates that the device cannot exceed at its highest clock.  An argument that is None is not checked.
     """
     seconds, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault
-    if broken := sum(not math.isfinite(sample) for sample in (*samples.seconds, seconds)):
-        return f"{broken} readings are not finite numbers; likely cause: the timer failed"
+    if bad_count := sum(not math.isfinite(sample) for sample in (*samples.seconds, seconds)):
+        return f"{bad_count} readings are not finite numbers; likely cause: the timer failed"
     if seconds <= 0 or min(samples.seconds) < 0:
         return f"the {method} timer read {seconds:g} s; likely cause: the clock stands still, or nothing was launched"
     if throttled := (clocks or {}).get("throttled"):
         return f"the card was throttled ({', '.join(throttled)}); likely cause: cooling or power supply"
-    if floor_s is not None and seconds * ABOVE < floor_s:
+    if floor_s is not None and seconds * MAX_EXCESS < floor_s:
         return (
             f"{seconds * 1e6:.2f} us is below the {floor_s * 1e6:.2f} us that an empty kernel takes by {method}; "
             f"likely cause: nothing was launched, as by a cached answer, or another stream did the work"
         )
     if not samples.resolved:
         return f"UNRESOLVED: the {method} timer is too coarse for it"
-    above = above_limits(samples, cost, limits) if cost and limits else None
-    return f"{above[1]:.2f} times the {above[0]} ceiling; likely cause: {CAUSES[above[0]]}" if above else None
+    excess = above_limits(samples, cost, limits) if cost and limits else None
+    return f"{excess[1]:.2f} times the {excess[0]} ceiling; likely cause: {CAUSES[excess[0]]}" if excess else None
 
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
-    """The record with the fields of a reading, except the rates.  Non-finite samples are kept but give no latency."""
+    """Adds a reading to the record, without the rates.  Samples that are not finite are kept but give no latency."""
     floor = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
     p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)

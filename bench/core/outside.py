@@ -1,8 +1,8 @@
-"""Kernels in child processes: inputs go there and outputs come back through files in shared memory.
+"""Runs kernels in child processes.  Inputs and outputs are passed through files in shared memory.
 
-The oracle, the tolerance and the verdict stay in the parent process, which computes them after the child's answer.  The
-child does not get the seed.  If the child ends or hangs, the kernel has failed; what the child prints does not count.
-In the child, `answer` serves the requests.
+The oracle (the reference outputs), the tolerance and the verdict stay in the parent process, which computes them after
+the child's answer.  The child does not get the seed.  If the child ends or hangs, the kernel has failed.  What the
+child prints does not count.  In the child, `answer` handles the requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rooflab.bench.core.process import Child, ChildFailed, Pool, cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.trial import PLAIN, Layout, Runner
+from rooflab.bench.core.trial import DEFAULT_LAYOUT, Layout, Runner
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, extent, get_scheme
@@ -41,13 +41,12 @@ LATE_S = 10.0
 
 
 class Checkers:
-    """Makes checks whose kernels run in child processes.  On a CPU there is one child per core, with one thread.
+    """Runs checks of kernels in child processes.  On a CPU there is one child per core, with one thread.
 
-    The children interpret Triton's kernels if this process does.  With `emulators`, a pool of processes, kernels that
+    The children interpret Triton kernels if this process does.  With `emulators`, a pool of processes, kernels that
     have compiled code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default
-    the pool's limit), or if `over` is set.  If a kernel has refused an option of a drawn case, the case is checked
-    without this option.
-    """
+    the pool's limit), or if the event `over` is set.  If a kernel has refused an option of a randomly drawn case, the
+    case is checked without this option."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -56,7 +55,7 @@ class Checkers:
 
     @property
     def workers(self) -> int:
-        """The largest number of checks at the same time."""
+        """Returns the largest number of checks that run at the same time."""
         return cores() if self.device.type == "cpu" else 1
 
     def _pool(self, kernel: Kernel) -> Pool:
@@ -64,16 +63,15 @@ class Checkers:
         return emulated or Pool.of_kernels(self.device.type == "cpu")
 
     def start(self, checks: Sequence[CheckTask]) -> None:
-        """Starts the child processes that `checks` need, and waits until the processes are ready."""
+        """Starts the child processes that `checks` need, and waits until these processes are ready."""
         for pool in {self._pool(task.kernel) for task in checks}:
             pool.start(min(len(checks), self.workers))
 
     def __call__(self, task: CheckTask) -> CheckResult:
-        """Makes one check.
+        """Runs one check.
 
-        After a fault the child is ended, because the kernel may have changed the state of the process.  After a wrong
-        answer the child runs only the same kernel again.  If a kernel's file has changed, another child imports it.
-        """
+        After a fault the child is ended, because the kernel may have changed the process.  After a wrong answer the
+        child runs only the same kernel again.  If the kernel's file has changed, another child imports it."""
         spec, refused = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused:
             task = task.taken(spec, refused) or task
@@ -93,14 +91,14 @@ class Checkers:
         return result
 
     def each(self, checks: Sequence[CheckTask], limit_s: float = math.inf) -> Iterator[tuple[int, CheckResult]]:
-        """Yields each result as soon as it is there, with its index in `checks`.  Threads of this process judge.
+        """Yields each result as soon as it is ready, with its index in `checks`.  Threads of this process judge.
 
-        No check begins after `limit_s` seconds.  Checks that run at that time have `LATE_S` seconds more.  Checks that
-        did not begin or did not end have no result."""
-        ends, workers = time.monotonic() + limit_s, max(1, min(self.workers, len(checks)))
+        No check begins after `limit_s` seconds.  Checks that run at that time have `LATE_S` seconds more.  A check that
+        did not begin or did not end has no result."""
+        deadline, workers = time.monotonic() + limit_s, max(1, min(self.workers, len(checks)))
 
         def begin(place: int) -> tuple[int, CheckResult] | None:
-            return (place, self(checks[place])) if time.monotonic() < ends else None
+            return (place, self(checks[place])) if time.monotonic() < deadline else None
 
         one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
         threads = ThreadPoolExecutor(workers, initializer=one_thread)
@@ -117,7 +115,7 @@ class Checkers:
 
 
 class Outside(Runner):
-    """A `Runner` in the process `child`.  `limits` are the arguments of `Child.ask`.  `close` frees shared memory."""
+    """Runs the kernel in the process `child`.  `limits` are arguments of `Child.ask`.  `close` frees shared memory."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class Outside(Runner):
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
         return bool(self._ask("load", name, inputs, packed_in))
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+    def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
         return cast(Outputs, self._ask("run", name, vars(layout)))
 
     def settle(self) -> None:
@@ -157,7 +155,7 @@ class Outside(Runner):
         return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
-        """Calls a method of the child's `Runner`.  Raises what the method raises; also `Failed` without an answer."""
+        """Calls a method of the child's `Runner`, and raises its exceptions.  Raises `Failed` without an answer."""
         try:
             request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:
@@ -166,8 +164,8 @@ class Outside(Runner):
             reply = self._child.ask(request, *self._limits)
         except ChildFailed as failed:
             if failed.limit_s is not None:
-                why = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
-                raise Failed("TIMEOUT", why) from failed
+                reason = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
+                raise Failed("TIMEOUT", reason) from failed
             raise Failed("RUNTIME_ERROR", str(failed)) from failed
         if "failed" in reply:
             raise Failed(*reply["failed"])
@@ -177,7 +175,7 @@ class Outside(Runner):
 
 
 class Serving:
-    """The child's side of the protocol: holds the `Runner` of the kernel that the last `begin` request named."""
+    """The child's side of the protocol.  Holds the `Runner` of the kernel that the last `begin` request named."""
 
     def __init__(self, make: Callable[[Kernel, OpSpec, Scheme, torch.device], Runner] = Runner):
         self._make = make
@@ -185,14 +183,14 @@ class Serving:
 
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
-        """The kernel called `name`, which `file` registers if given.  Raises `ValueError` on an unknown name."""
+        """Returns the kernel `name`; `file` registers it, if given.  Raises `ValueError` on an unknown name."""
         registered = op in registry.ops() and name in registry.kernels(op)
         if file and not registered:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
     def answer(self, request: JsonObject) -> Json:
-        """Answers a request with `done` and the result, or with the fault."""
+        """Answers a request with `done` and the result, with `failed` and the fault, or with `refused`."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
         arguments = read(request["arguments"], device)
         try:
@@ -225,9 +223,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder in shared memory, or on the disk if shared memory has less than `bytes_` bytes free."""
-    there = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
-    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if there else None)
+    """Returns a temporary folder in shared memory, or on disk if shared memory has too little space for `bytes_`."""
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
+    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if has_room else None)
 
 
 ALIGNMENT = 64
@@ -235,30 +233,30 @@ ALIGNMENT = 64
 
 
 class _Writer(pickle.Pickler):
-    """Pickles tensors as the bytes from the first to the last element, with strides and alignment."""
+    """Pickles a tensor as its bytes, from the first to the last element, with its strides and alignment."""
 
     def persistent_id(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return None
         flat = value.detach().as_strided((extent(value.shape, value.stride()),), (1,)).view(torch.uint8).cpu()
-        place = value.data_ptr() % ALIGNMENT
-        return value.dtype, tuple(value.shape), value.stride(), place, bytearray(flat.numpy())
+        offset = value.data_ptr() % ALIGNMENT
+        return value.dtype, tuple(value.shape), value.stride(), offset, bytearray(flat.numpy())
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what a `_Writer` wrote, with tensors on `device`.  Refuses pickled classes and functions: they run code."""
+    """Reads the output of a `_Writer`, with tensors on `device`.  Refuses pickled code, such as classes."""
 
     def __init__(self, file: IO[bytes], device: torch.device):
         super().__init__(file)
         self._device = device
 
     def persistent_load(self, saved: Any) -> torch.Tensor:
-        dtype, shape, stride, place, data = saved
-        room = torch.empty(len(data) + ALIGNMENT, dtype=torch.uint8, device=self._device)
-        start = (place - room.data_ptr()) % ALIGNMENT
+        dtype, shape, stride, offset, data = saved
+        buffer = torch.empty(len(data) + ALIGNMENT, dtype=torch.uint8, device=self._device)
+        start = (offset - buffer.data_ptr()) % ALIGNMENT
         if data:
-            room[start : start + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
-        flat = room[start : start + len(data)].view(dtype)
+            buffer[start : start + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+        flat = buffer[start : start + len(data)].view(dtype)
         return flat.as_strided(shape, stride, flat.storage_offset())
 
     def find_class(self, module: str, name: str) -> Any:
@@ -269,13 +267,13 @@ class _Reader(pickle.Unpickler):
 
 
 def written(value: object, file: Path) -> str:
-    """Writes tensors and plain values to `file`, for `read`.  Returns the path.  Raises `OSError` on a full disk."""
+    """Writes tensors and plain values to `file`, and returns the path.  Raises `OSError` on a full disk."""
     with file.open("wb") as out:
         _Writer(out, protocol=5).dump(value)
     return str(file)
 
 
 def read(path: str, device: torch.device) -> Any:
-    """The value that `written` wrote to `path`, with its tensors on `device`."""
+    """Returns the value that `written` wrote to `path`, with its tensors on `device`."""
     with open(path, "rb") as file:
         return _Reader(file, device).load()

@@ -1,7 +1,7 @@
-"""Memory that reveals wrong reads and writes: guards around tensors, poison in unwritten memory, exact comparison.
+"""Detects wrong reads and writes: guards around tensors, poison (NaN) in unwritten memory, comparison of all bits.
 
-This file also finds wrong kernels whose outputs look right.  Such a kernel keeps answers between calls, finishes its
-work after the call, or returns memory that it did not write.  Kernels do so by mistake, and generated kernels do so
+This file also finds wrong kernels with outputs that look right.  Such a kernel keeps answers between calls, finishes
+its work after the call, or returns memory that it did not write.  Kernels do so by mistake, and generated kernels do so
 often (Ouyang et al., KernelBench, 2025; reports in the public kernel contests of 2025 and 2026).
 """
 
@@ -47,7 +47,7 @@ SENTINEL_BYTE = 0x7B
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor inside a larger buffer; all other bytes of the buffer are poison."""
+    """A tensor inside a larger buffer.  All other bytes of the buffer are poison, such as NaN."""
 
     buffer: torch.Tensor
     """Shape (n,): a guard, the tensor's storage with poison in the gaps, and another guard."""
@@ -58,32 +58,31 @@ class Guarded:
 
     @property
     def own(self) -> torch.Tensor:
-        """The tensor that the check compares, without the unused pages that the check inserted."""
+        """Returns the tensor that the check compares, without unused pages that the check added."""
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
-        """Writes other values of the same shape to the same addresses, without a new version of the tensor.
+        """Writes other values of the same shape to the same addresses.  torch's version counter does not change.
 
-        Kernels also write without a new version, because Triton and CUDA code do not change torch's version counter.
-        """
+        Triton and CUDA kernels do not change this counter either."""
         single = _single(self.view.stride())
         for view in (self.view.data, self._place_in(self.pristine)):
             view[single].copy_(tensor[single])
 
     def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
-        """The view of the tensor's elements in a copy of the buffer."""
+        """Returns a view of the tensor's elements in `copy`, a copy of the buffer."""
         offset = self.view.storage_offset() - self.buffer.storage_offset()
         return copy.as_strided(self.view.shape, self.view.stride(), offset)
 
     def damage(self, *, may_change: bool) -> str | None:
-        """Describes a forbidden write; returns None if there is none.  With `may_change` the elements may change."""
+        """Describes a forbidden write, or returns None.  With `may_change` the tensor's elements may change."""
         start = self.view.storage_offset() - self.buffer.storage_offset()
         end = start + self.view.numel()
         if not may_change and same_bits(self.buffer, self.pristine):
             return None
         if may_change and self.view.is_contiguous():  # no gaps: only the guards can be wrong
-            sides = ((tensor[:start], tensor[end:]) for tensor in (self.buffer, self.pristine))
-            if all(same_bits(*pair) for pair in zip(*sides, strict=True)):
+            guard_pairs = ((tensor[:start], tensor[end:]) for tensor in (self.buffer, self.pristine))
+            if all(same_bits(*guard_pair) for guard_pair in zip(*guard_pairs, strict=True)):
                 return None
         expected = self.pristine.clone()
         view = self._place_in(expected)
@@ -95,13 +94,13 @@ class Guarded:
         if not same_bits(self.view, view):
             return "was changed"
         first_byte = int((actual_bits != expected_bits).nonzero()[0])
-        place = first_byte // self.buffer.element_size() - start
-        return f"memory outside it was written, first at element {place} from its start"
+        element_index = first_byte // self.buffer.element_size() - start
+        return f"memory outside it was written, first at element {element_index} from its start"
 
 
 @dataclass(frozen=True)
 class Far(Guarded):
-    """A tensor whose rows lie far apart.  The memory between the rows is never touched; the buffer is the tensor."""
+    """A tensor with rows that lie far apart.  The memory between the rows is not touched.  There are no guards."""
 
     def damage(self, *, may_change: bool) -> str | None:
         return None if may_change or same_bits(self.own, self.pristine) else "was changed"
@@ -117,12 +116,12 @@ class FarPages(Far):
 
 
 def _gap(cache: torch.Tensor) -> int:
-    """The number of unused pages between the first page and the second."""
+    """Returns the number of unused pages between the first page and the second page."""
     return FAR_STRIDE // cache[0].numel() + 1
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Converts `slots` of a cache (pages, page size, ...) to the slots of its `FarPages`."""
+    """Converts slot numbers of `cache`, with shape `[pages, page size, ...]`, to the slot numbers of its `FarPages`."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
@@ -134,7 +133,7 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros with these strides, 2**31 elements away from both ends of a mapping.  Only touched pages take memory."""
+    """Returns zeros with these strides, with 2**31 elements of room at both ends.  Untouched pages take no memory."""
     count = extent(shape, strides)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
@@ -151,7 +150,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """A copy of `tensor` between guards, with the same alignment, in a layout.  `place` is the argument's position."""
+    """Copies `tensor` between guards, with its alignment, in a layout.  `place` is the position of the argument."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -167,18 +166,18 @@ def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0)
 
 
 def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
-    """Puts the tensors of each dtype, with their guards, into one storage, as if one product had computed them all."""
+    """Puts all tensors of one dtype, with their guards, into one storage, as if one matrix product had made them."""
     placed_guards = dict(guards)
     for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
         names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
-        whole = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
+        storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
         start = 0
         for name in names:
             view, count = guards[name].view, guards[name].buffer.numel()
-            part, start = whole[start : start + count], start + count
-            inside = view.storage_offset() - guards[name].buffer.storage_offset()
-            placed = part.as_strided(view.shape, view.stride(), part.storage_offset() + inside)
-            placed_guards[name] = Guarded(part, guards[name].pristine, placed)
+            buffer, start = storage[start : start + count], start + count
+            offset = view.storage_offset() - guards[name].buffer.storage_offset()
+            placed = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + offset)
+            placed_guards[name] = Guarded(buffer, guards[name].pristine, placed)
     return placed_guards
 
 
@@ -190,10 +189,9 @@ def guard_output(
     arranged: Arrangement = "plain",
     stale: torch.Tensor | None = None,
 ) -> Guarded:
-    """An output between guards, filled with NaN, or with the sentinel if it is an integer.
+    """Returns an output tensor between guard zones, filled with NaN; an integer output is filled with `SENTINEL_BYTE`.
 
-    With `stale` the output holds the values of an earlier answer, like memory that a caller uses again.
-    """
+    If `stale` is given, the output holds these values of an earlier answer, like memory that a caller uses again."""
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = strides_of(model, arranged)
     byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
@@ -209,22 +207,22 @@ def guard_output(
 def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The buffer, filled with poison, and the view in the middle of the buffer."""
-    side = GUARD_BYTES // dtype.itemsize
-    whole = 2 * side + skew + extent(shape, strides)
-    count = -(-whole // 256) * 256  # so that what follows in one storage is aligned too
+    """Returns a buffer filled with the poison `byte`, and a view of shape `shape` in the middle of this buffer."""
+    guard_elements = GUARD_BYTES // dtype.itemsize
+    all_elements = 2 * guard_elements + skew + extent(shape, strides)
+    count = -(-all_elements // 256) * 256  # so that what follows in one storage is aligned too
     raw = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
     buffer = raw.view(dtype)
-    return buffer, buffer.as_strided(shape, strides, side + skew)
+    return buffer, buffer.as_strided(shape, strides, guard_elements + skew)
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """An index that selects each element in memory once: position 0 of each expanded dimension, all of the others."""
+    """Returns an index that selects each element once: 0 in dimensions with stride 0, everything in the others."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
 def wipe(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrites old outputs with poison, so that a kernel that returns an old output again fails."""
+    """Overwrites old outputs with poison.  A kernel that returns an old output again then fails."""
     with torch.inference_mode():
         for tensor in tensors:
             if tensor.numel() and torch._debug_has_internal_overlap(tensor) != 1:
@@ -232,8 +230,8 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """The strides of a tensor in an arrangement.  Longer strides are padded, so they do not follow from the sizes.  A
-    tensor keeps its own strides if it is empty or expanded, or has one dimension and `arranged` is not "apart"."""
+    """Returns the strides of a tensor in a layout.  Longer strides get padding, so they do not follow from the sizes.
+    A tensor keeps its strides if it is empty or expanded, or if it has one dimension and `arranged` is not "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
@@ -251,17 +249,17 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Strides of which one is near 2**31, or smaller for many rows (`FAR_EXTENT`).  `order`: shortest stride first.
+    """Returns strides, one near 2**31 or smaller if there are many rows.  `order`: dimensions by ascending stride.
 
-    The far dimension is the outermost one with at least three rows; with `inside` it is another dimension.  Longer
-    strides are multiples of the far stride, so that other dimensions can be merged.  Empty if no dimension fits.
+    The dimension with the far stride is the outermost one with at least three rows; with `inside` it is another one.
+    Longer strides are multiples of the far stride, so that other dimensions can be merged.  Empty if no dimension fits.
     """
     outer = [dim for dim in order[1:] if shape[dim] > 1]
     outermost = next((dim for dim in reversed(outer) if shape[dim] > 2), outer[-1] if outer else None)
-    others = [dim for dim in outer if dim != outermost]
-    if outermost is None or (inside and not others) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
+    other_dims = [dim for dim in outer if dim != outermost]
+    if outermost is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
         return []
-    for far_dim in [*others[place % len(others) :], *others] if inside else [outermost]:
+    for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outermost]:
         strides, step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
         for dim in order[1:]:
             if dim == far_dim:
@@ -274,26 +272,25 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements as bytes, shape (n,).  As bytes a NaN equals itself, and -0.0 differs from 0.0."""
+    """Returns the elements as bytes, with shape `[n]`.  As bytes a NaN equals itself, and -0.0 differs from 0.0."""
     dense = tensor.detach().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one size hold the same bytes.  Compares 8 bytes at once: single bytes take 4x as long."""
-    pair = bits(first), bits(second)
-    if all(part.numel() % 8 == part.storage_offset() % 8 == 0 for part in pair):
-        pair = pair[0].view(torch.int64), pair[1].view(torch.int64)
-    return torch.equal(*pair)
+    """Whether two tensors of one size hold the same bytes.  Compares 8 bytes at once; single bytes take 4x as long."""
+    byte_pair = bits(first), bits(second)
+    if all(tensor.numel() % 8 == tensor.storage_offset() % 8 == 0 for tensor in byte_pair):
+        byte_pair = byte_pair[0].view(torch.int64), byte_pair[1].view(torch.int64)
+    return torch.equal(*byte_pair)
 
 
 @contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Makes `torch.empty` return NaN, or the largest integer.
+    """Makes `torch.empty` return NaN, or the largest integer, inside a `with` block.
 
-    PyTorch fills uninitialised memory in its deterministic mode.  This mode also changes the algorithms of a few ops,
-    so do not compare the bits of two runs inside this context.
-    """
+    PyTorch's deterministic mode fills uninitialised memory with these values.  The mode also changes the algorithms of
+    a few ops, so do not compare the bits of two runs inside this block."""
     mode = torch.get_deterministic_debug_mode()
     switch: Any = torch.utils.deterministic
     fill = switch.fill_uninitialized_memory
@@ -313,27 +310,27 @@ LATE_S = 0.1
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether `output` shares memory with `buffer`, also if they are different tensor objects."""
+    """Returns whether `output` shares memory with `buffer`, even if they are different tensor objects."""
     if not output.numel() or output.device != buffer.device:
         return False
     storage = buffer.untyped_storage()
-    begin = output.data_ptr()
-    end = begin + extent(output.shape, output.stride()) * output.element_size()
-    return begin < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < end
+    first_address = output.data_ptr()
+    end_address = first_address + extent(output.shape, output.stride()) * output.element_size()
+    return first_address < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < end_address
 
 
 def changes_later(outputs: Outputs, read: Outputs) -> str | None:
-    """Describes the fault if `outputs` differ from the values `read` within `LATE_S`; else returns None."""
-    ends = time.monotonic() + LATE_S
-    while all(same_bits(now, was) for now, was in zip(outputs, read, strict=True)):
-        if time.monotonic() > ends:
+    """Watches `outputs` for `LATE_S` seconds.  Describes the fault if they differ from `read`, or returns None."""
+    deadline = time.monotonic() + LATE_S
+    while all(same_bits(output, expected) for output, expected in zip(outputs, read, strict=True)):
+        if time.monotonic() > deadline:
             return None
         time.sleep(0.002)
     return "a thread that finishes later: the output changed after the call had returned"
 
 
 def never_written(read: Outputs) -> bool:
-    """Whether outputs hold only poison: NaN, the sentinel, or torch's value for uninitialised integers."""
+    """Whether outputs hold only poison: NaN, `SENTINEL_BYTE`, or torch's value for uninitialised integers."""
     return bool(read) and all(output.numel() and _is_poison(output) for output in read)
 
 
@@ -347,13 +344,13 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """The names of the weights.  A kernel may cache what it computes from a weight, while the tensor is the same."""
-    beside = spec.prepared_with
-    return frozenset(name for name in inputs if name in (spec.prepared, *beside, "weight"))
+    """Returns the weights' names.  A kernel may cache what it computes from a weight, while the tensor is the same."""
+    prepared_names = spec.prepared_with
+    return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
 
 
 def alike(inputs: Inputs, others: Inputs) -> bool:
-    """Whether both sets have the same shapes and scalars, so that one set fits into the memory of the other."""
+    """Whether both sets of inputs have the same shapes and scalars, so that one fits into the memory of the other."""
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)

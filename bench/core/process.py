@@ -1,7 +1,7 @@
-"""Child processes: starts a child, sends requests, limits the time, and ends the child with all its descendants.
+"""Manages child processes: starts them, sends requests, limits the time, and ends them with all descendants.
 
-A request to a `Child` is a line of JSON, and an answer is one or more lines of JSON.  `boot.py` is the child's
-program.  If a child does not answer, `ChildFailed` is raised.
+A request to a `Child` is a line of JSON, and an answer is one or more lines of JSON.  The child's program is `boot.py`.
+If a child does not answer, `ChildFailed` is raised.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ END_S = 10.0
 
 
 class ChildFailed(RuntimeError):
-    """A child gave no answer: the child took too long (`late`), ended (`died`), or does not end after SIGKILL."""
+    """A child gave no answer: it took too long (`late`), it ended (`died`), or it still exists after SIGKILL."""
 
     limit_s: float | None = None
     """The limit in seconds after which the child was ended; None if the child ended by itself."""
@@ -53,42 +53,42 @@ class ChildFailed(RuntimeError):
 
     @classmethod
     def late(cls, limit_s: float) -> ChildFailed:
-        failed = cls(f"took longer than {limit_s:.0f} s, and was ended")
-        failed.limit_s = limit_s
-        return failed
+        error = cls(f"took longer than {limit_s:.0f} s, and was ended")
+        error.limit_s = limit_s
+        return error
 
     @classmethod
     def died(cls, status: int, words: str) -> ChildFailed:
         lines = [line.strip() for line in words.splitlines() if line.strip()]
-        place = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
-        last = lines[-1][-500:] + place if lines else "it said nothing"
-        failed = cls()
-        failed.status, failed.words = status, words
-        failed.args = (f"its process ended with {failed.how}: {last}",)
-        return failed
+        file_line = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
+        last = lines[-1][-500:] + file_line if lines else "it said nothing"
+        error = cls()
+        error.status, error.words = status, words
+        error.args = (f"its process ended with {error.how}: {last}",)
+        return error
 
     @property
     def how(self) -> str:
-        """How the child ended, such as `signal SIGSEGV`."""
+        """Returns how the child ended, such as `signal SIGSEGV`."""
         status = self.status or 0
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
 def command_for(modules: Sequence[str], tree: Path | None = None, python: str = sys.executable) -> list[str]:
-    """The command of a child that imports `modules` and answers by the function `answer` of the last module.
+    """Returns the command of a child that imports `modules` and answers with `answer` of the last module.
 
-    With `tree` the child takes the kernels from `tree`, and `bench` from the tree of the running program.
-    """
+    With `tree` the child takes the kernels from this folder, and `bench` from the running program's folder."""
     # -P: imports must not look into the script's folder first.
     return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
 class Child:
-    """One process that answers requests.  Raises `ValueError` if its compile caches could not be written to.
+    """One child process that answers requests.  Raises `ValueError` if its compile caches cannot be written to.
 
-    The child gets this process's variables, changed by `environment`; a value None removes a variable.  The child leads
-    its own session, and its descendants end with it.  Without `own_session` Ctrl-C also ends the child.  Standard error
-    goes to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree`, `python`: arguments of `command_for`.
+    The child gets this process's environment variables, changed by `environment`; None removes a variable.  The child
+    leads its own session, and its descendants end with it.  Without `own_session`, Ctrl-C also ends the child.
+    Standard error goes to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree`, `python`: arguments of
+    `command_for`.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Child:
         folder: Path | None = None,
         own_session: bool = True,
     ):
-        changed = {**os.environ, **(environment or {})}
-        variables = {name: value for name, value in changed.items() if value is not None}
+        new_environment = {**os.environ, **(environment or {})}
+        variables = {name: value for name, value in new_environment.items() if value is not None}
         check_caches(variables)
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115  open while the child is
         self._log_start = self._log.seek(0, os.SEEK_END)
@@ -166,23 +166,22 @@ class Child:
         return self._status is not None
 
     def ask(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Json:
-        """The answer to a request.
+        """Sends a request, and returns the answer.
 
-        Raises `ChildFailed` if no answer comes within `limit_s` seconds (the start may take `START_S` more), if the
-        child ends, or if `hangs`, which is called every second, returns True.  Then the child and all processes that
-        it started are ended.
-        """
+        Raises `ChildFailed` if no answer comes within `limit_s` seconds (the start may take `START_S` more), or if the
+        child ends.  Also raises it if `hangs` returns True; `hangs` is called every second.  Then the child and all
+        processes that it started are ended."""
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
     def stream(self, request: Json, limit_s: float) -> Iterator[Json]:
-        """Yields the answers to a request that has several.  Each answer may take `limit_s`.  Raises like `ask`."""
+        """Yields several answers to a request.  Each answer may take `limit_s` seconds.  Raises the errors of `ask`."""
         self._send(request)
         while (answer := json.loads(self._line(limit_s))) is not None:
             yield answer
 
     def start(self, hangs: Callable[[], bool] = lambda: False) -> None:
-        """Waits until the child has imported its modules.  Raises like `ask`."""
+        """Waits until the child has imported its modules.  Raises the same exceptions as `ask`."""
         if not self._ready:
             self._line(START_S, hangs)
             self._ready = True
@@ -192,24 +191,24 @@ class Child:
         self.post(request)
 
     def post(self, request: Json) -> None:
-        """Sends a request without waiting.  Use it if nobody needs the answer, and `stop` ends the request."""
+        """Sends a request without waiting.  Use this if nobody needs the answer, and `stop` ends the request."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")
             self._popen.stdin.flush()
 
     def _line(self, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> str:
-        began, line = time.monotonic(), None
+        start, line = time.monotonic(), None
         while line is None:
-            left = began + limit_s - time.monotonic()
+            remaining_s = start + limit_s - time.monotonic()
             try:
-                line = self._lines.get(timeout=max(0.0, min(LOOK_S, left)))
+                line = self._lines.get(timeout=max(0.0, min(LOOK_S, remaining_s)))
             except queue.Empty:
-                if left > LOOK_S and not hangs():
+                if remaining_s > LOOK_S and not hangs():
                     continue
                 if self._popen.poll() is None:
                     self.stop()
-                    raise ChildFailed.late(limit_s if left <= LOOK_S else time.monotonic() - began) from None
+                    raise ChildFailed.late(limit_s if remaining_s <= LOOK_S else time.monotonic() - start) from None
                 line = ""  # the child is dead, and a process that it started holds its output open
         if line.endswith("\n"):
             return line
@@ -220,7 +219,7 @@ class Child:
         raise ChildFailed.died(self.stop(), words[-2000:])
 
     def stop(self) -> int:
-        """Ends the process and its descendants; returns the exit status.  Raises `ChildFailed` if it does not end."""
+        """Ends the process and its descendants.  Returns the exit status.  Raises `ChildFailed` if it still runs."""
         if self._status is None:
             kill_whole(self._popen.pid)
             try:
@@ -235,15 +234,14 @@ class Child:
 
 
 def cores() -> int:
-    """The cores that this process may use, at most 8."""
+    """Returns the number of cores that this process may use, at most 8."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 class Pool:
-    """A pool of at most `size` children (default: one per core, at most 8), started on demand and reused.
+    """A pool of at most `size` children (by default one per core, at most 8), which are started on demand.
 
-    Ctrl-C also ends the children; otherwise threads of this process would wait for answers.
-    """
+    Ctrl-C also ends the children.  Otherwise threads of this process would wait for their answers."""
 
     def __init__(
         self,
@@ -263,13 +261,13 @@ class Pool:
     @staticmethod
     @cache
     def of_kernels(one_thread: bool) -> Pool:
-        """The pool of processes in which kernels run; it stays to the program's end.  `one_thread`: one thread each."""
+        """Returns the pool for kernels, which lives until the program ends.  `one_thread`: one thread per child."""
         environment, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
         return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """Yields an idle or a new child, which only the caller uses.  Idle children reserved for other users are ended.
+        """Yields an idle or a new child, for the caller alone.  Ends idle children reserved for other users.
 
         A child that the caller has ended is not used again."""
         try:
@@ -284,24 +282,24 @@ class Pool:
                 self.idle.put(child)
 
     def begin(self, count: int = 1) -> None:
-        """Starts children and does not wait, so that the children import torch while the caller imports it."""
+        """Starts children without waiting, so that the children import torch while this process imports torch too."""
         for _ in range(count):
             self.idle.put(self._new())
 
     def start(self, count: int) -> None:
-        """Waits until `count` children can answer.  A child that does not start is left out."""
+        """Waits until `count` children can answer.  A child that fails to start is skipped."""
         with ExitStack() as stack:
             for child in [stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
                 with suppress(ChildFailed):
                     child.start()
 
     def ask(self, request: Json, hangs: Callable[[], bool] = lambda: False) -> Json:
-        """The answer of an idle or a new child.  Raises like `Child.ask`."""
+        """Returns the answer of an idle or a new child.  Raises the same exceptions as `Child.ask`."""
         with self.child() as child:
             return child.ask(request, self.limit_s, hangs)
 
     def ask_all(self, requests: Iterable[Json]) -> Iterator[Json]:
-        """Yields the answers of parallel children in the order of the requests; a `ChildFailed` if one is missing."""
+        """Asks children in parallel, and yields answers in the order of the requests, or `ChildFailed` objects."""
         return self.threads.map(self._attempt, requests)
 
     def _attempt(self, request: Json) -> Json:
@@ -311,17 +309,16 @@ class Pool:
             return failed
 
     def stop(self) -> None:
-        """Drops requests that were not sent, waits for the answers to all others, and ends every child."""
+        """Drops requests that were not sent yet, waits for the other answers, and ends every child."""
         self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
 
 
 def kill_whole(pid: int) -> None:
-    """Kills a process, the process group that it leads, and every process that it and its children started.
+    """Kills a process, the process group that it leads, and all its descendants.
 
-    Killing the group is not enough, because the process of a kernel's first run leads its own session.
-    """
+    Killing the group is not enough: a child process that checks a kernel for the first time leads its own session."""
     processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)
@@ -329,7 +326,7 @@ def kill_whole(pid: int) -> None:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """The process `pid` and all its descendants; empty if the process has ended."""
+    """Returns the process `pid` and all its descendants; empty if the process has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -338,7 +335,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kills each process that still exists.  psutil never kills a new process that has an old process's pid."""
+    """Kills each process that still exists.  psutil never kills a new process that has the pid of an old process."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()

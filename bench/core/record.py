@@ -1,4 +1,4 @@
-"""Records: one line of JSON for each result, with its environment.  Records are appended and never edited.
+"""Defines records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
 The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values (1.2: NOISY;
 1.3: cpp, cpu).  A reader ignores unknown fields and refuses a newer major version.
@@ -44,13 +44,13 @@ Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED
 
 
 def new_run_id() -> str:
-    """A new run id.  Ids sort by time, and two machines do not make the same id."""
+    """Returns a new run id.  Ids sort by time, and two machines do not make the same id."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of a result.  The constructor raises `ValueError` on a value that a field does not allow.  It also
+    """The record of one result.  The constructor raises `ValueError` on a value that a field does not allow.  It also
     refuses a latency with a failed status, or a latency of a kernel that ran in Triton's interpreter."""
 
     kind: Kind
@@ -169,10 +169,10 @@ class Record:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                allowed = ", ".join(str(choice) for choice in choices if choice is not None)
-                raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
+                allowed_values = ", ".join(str(choice) for choice in choices if choice is not None)
+                raise ValueError(f"{name}: expected one of {allowed_values}, got {value!r}")
         for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
-            if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
+            if isinstance(value, str) and (not value.strip() or _SURROGATE.search(value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
         object.__setattr__(self, "timestamp", in_utc(self.timestamp or datetime.now(UTC).isoformat(timespec="seconds")))
@@ -203,44 +203,43 @@ class Record:
 
     @property
     def method(self) -> str:
-        """The timing method and the L2 state, such as `cuda events, launch gaps hidden, cold`.
+        """Returns the timing method and the L2 state, such as `cuda events, launch gaps hidden, cold`.
 
-        The number of calls per sample is left out: it depends on the kernel's speed, so a faster kernel would have
-        another method.  The L2 state shows whether several calls share a sample.
-        """
+        The number of calls per sample is left out, because it depends on the kernel's speed.  Otherwise a faster kernel
+        would seem to have another timing method.  The L2 state shows whether several calls share a sample."""
         name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
         return f"{name}, {self.l2_state}" if self.l2_state else name
 
     @property
     def stands_alone(self) -> bool:
-        """Whether this bench record is a result of its own.  A reading of an A/B is not; its `metrics` have `pair`."""
+        """Whether this is a bench result of its own.  A reading in an A/B is not; its `metrics` have `pair`."""
         return self.kind == "bench" and "pair" not in self.metrics
 
     def to_json(self) -> str:
-        """The record as one line of JSON.  NaN and infinities become the texts `nan`, `inf` and `-inf`."""
+        """Returns the record as one line of JSON.  NaN and infinities become the texts `nan`, `inf` and `-inf`."""
         return json.dumps(plain(self), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """The record in `line`.  Raises `ValueError` if `line` is no record, or has a newer major version."""
+        """Parses the record in `line`.  Raises `ValueError` if it is not a record, or has a newer major version."""
         values = json.loads(line, parse_constant=_refused)
         if isinstance(values, dict):
             _check_version(str(values.get("schema_version")))
             if "run_id" not in values:
                 raise ValueError("run_id: expected a value, got none")
         record = decoded(cls, values)
-        numbers = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
-        errors = tuple({**error, **floats} for error, floats in zip(record.errors, numbers, strict=True))
+        error_maps = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
+        errors = tuple({**error, **floats} for error, floats in zip(record.errors, error_maps, strict=True))
         return replace(record, errors=errors) if errors else record
 
 
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 """Matches a UTF-16 surrogate.  JSON can contain a lone surrogate, but a UTF-8 file cannot."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """The allowed values if `hint` is a `Literal` or an optional `Literal` (then with None); else an empty tuple."""
+    """Returns the allowed values of a `Literal`, with None for an optional `Literal`; empty for other types."""
     kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
     values = get_args(kind) if get_origin(kind) is Literal else ()
     return (*values, None) if values and kind is not hint else values
@@ -263,7 +262,7 @@ def _check_version(version: str) -> None:
 
 
 def unpack_samples(text: str) -> list[float]:
-    """The inverse of `Record.packed`.  Raises `ValueError` if `Record.packed` cannot have made `text`."""
+    """Decodes a text that `Record.packed` made.  Raises `ValueError` if `Record.packed` cannot have made `text`."""
     try:
         values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
     except (ValueError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""Reads and writes files of records.  A run has one file, and a record is one line."""
+"""Reads and writes files of records.  Each run has one file, and each record is one line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rooflab.kernels._folders import check_writable
 
 
 def write(path: Path, *records: Record) -> None:
-    """Appends records to `path`; makes the file.  Lines of two writers never mix, and no line is written in part."""
+    """Appends records to the file `path`.  Lines of two writers never mix, and no line is written in part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for record in records:
             line = f"{record.to_json()}\n".encode()
-            written = os.write(descriptor, line)  # one call for a line
-            if written != len(line):
-                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
+            written_bytes = os.write(descriptor, line)  # one call for a line
+            if written_bytes != len(line):
+                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written_bytes)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         error.filename = str(path)
@@ -34,11 +34,10 @@ def write(path: Path, *records: Record) -> None:
 
 
 def read(path: Path, deep: bool = False) -> list[Record]:
-    """All records of a file, or of the `*.jsonl` files of a folder in the order of the paths.  With `deep`, also those
-    of subfolders.
+    """Returns all records of a file, or of the `*.jsonl` files of a folder, sorted by path.  With `deep`, includes
+    subfolders.
 
-    Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
-    """
+    Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist."""
     path = Path(path)
     if path.is_dir():
         files = path.rglob("*.jsonl") if deep else path.glob("*.jsonl")
@@ -49,7 +48,7 @@ def read(path: Path, deep: bool = False) -> list[Record]:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """All records of a folder and its subfolders (`read` with `deep`)."""
+    """Returns all records of a folder and its subfolders."""
     return read(folder, deep=True)
 
 
@@ -67,17 +66,16 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 class RunWriter:
-    """Writes the records of a run to a new file, `<folder>/<run_id>.jsonl`, so that results of two branches merge.
+    """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`, so that two git branches merge easily.
 
-    With `part` the file is `<folder>/<run_id><part>.jsonl`.  It may hold the readings of a child, `<run_id>-first-0A`.
-    """
+    With `part` the file is `<folder>/<run_id><part>.jsonl`.  It may hold records of a child, `<run_id>-first-0A`."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part
         self.path = Path(folder) / f"{self.run_id}{part}.jsonl"
 
     def write(self, *records: Record) -> None:
-        """Appends `records`.  Raises `ValueError` on a record of another run."""
+        """Appends `records` to the file.  Raises `ValueError` on a record of another run."""
         for record in records:
             if record.run_id != self.run_id and not (self._part and record.run_id.startswith(f"{self.run_id}-")):
                 raise ValueError(f"run_id: expected {self.run_id!r}, got {record.run_id!r}")
@@ -85,10 +83,9 @@ class RunWriter:
 
     @classmethod
     def going_on(cls, folder: Path) -> tuple[RunWriter, list[Record]]:
-        """The writer of the newest run in `folder`, and the records of this run.  An empty folder gets a new run.
+        """Returns a writer for the newest run in `folder`, and its records.  An empty folder gets a new run.
 
-        Removes the last line if a killed process has left the line unfinished.
-        """
+        Removes the last line of the file if a killed process has left this line unfinished."""
         files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
         if not files:
             return cls(folder), []
@@ -98,16 +95,15 @@ class RunWriter:
         return cls(folder, files[-1].stem), read(files[-1])
 
 
-Place = Literal["kept", "local", "new"]
+FolderKind = Literal["kept", "local", "new"]
 
 
-def result_folder(place: Place = "new") -> Path:
-    """The folder of results.
+def result_folder(place: FolderKind = "new") -> Path:
+    """Returns the folder for results of one kind.
 
-    `kept`: `results`, with committed records, in a checkout of Rooflab, else `.rooflab`.  `local`: `results/local` in a
-    checkout, else `.rooflab`; git ignores both.  `new`: a new folder in the `local` folder, named by the time.  Raises
-    `ValueError` if the folder cannot be made.
-    """
+    `kept`: `results` (committed records) in a checkout of Rooflab, else `.rooflab`.  `local`: `results/local` in a
+    checkout, else `.rooflab`; git ignores both.  `new`: a new folder inside the `local` folder, named by the time.
+    Raises `ValueError` if the folder cannot be made."""
     checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":
         return Path("results" if checkout else ".rooflab")

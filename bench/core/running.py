@@ -1,6 +1,6 @@
-"""Notes which kernels run now in the file that the variable `ROOFLAB_RUNNING` names.
+"""Writes the names of the kernels that run now to a file.  The environment variable `ROOFLAB_RUNNING` has its path.
 
-If a process dies, its parent process reads the note and reports these kernels as the cause.
+If a process dies, its parent process reads the file and reports these kernels as the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ContextBroken(RuntimeError):
 
 
 class Running(NamedTuple):
-    """The kernels that run now, and the time at which they began."""
+    """Describes the kernels that run now, and the time at which they began."""
 
     kernels: tuple[str, ...] = ()
     """One kernel, or several that are timed together; empty if no kernel runs."""
@@ -30,20 +30,20 @@ class Running(NamedTuple):
 
     @staticmethod
     def note(kernels: Sequence[str]) -> None:
-        """Notes the kernels that run next; no kernels if the last has ended.  Does nothing without the variable."""
+        """Writes the names of the kernels that run next to the file.  Does nothing if `ROOFLAB_RUNNING` is not set."""
         if path := os.environ.get(VARIABLE):
-            part = Path(f"{path}.part")
-            part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
-            part.replace(path)  # in one step, and not forced to the disk: the note outlives its process alone
+            temp_path = Path(f"{path}.part")
+            temp_path.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
+            temp_path.replace(path)  # in one step, and not forced to the disk: the note outlives its process alone
 
     @staticmethod
     def variable(path: Path) -> dict[str, str]:
-        """The environment variable that makes a process write its notes to `path`."""
+        """Returns the environment variable that makes a process write its running kernels to `path`."""
         return {VARIABLE: str(path)}
 
     @classmethod
     def read(cls, path: Path) -> Running:
-        """The note in the file `path`; empty if there is no such file."""
+        """Reads the running kernels from the file `path`.  Returns an empty `Running` if there is no such file."""
         try:
             values = json.loads(path.read_text())
             return cls(tuple(values["kernels"]), float(values["began"]))

@@ -1,4 +1,4 @@
-"""Selects the kernels, cases and schemes that the texts of a command line name."""
+"""Selects kernels, test cases and number formats (schemes) by their names on a command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen kernels, cases and schemes."""
+    """Holds the chosen kernels, cases and schemes."""
 
     kernels: Mapping[str, tuple[Kernel, ...]]
     """The kernels of each op."""
@@ -39,32 +39,32 @@ class Selection:
         device: str | None,
         seed: int = 0,
     ) -> Selection:
-        """Makes the selection from the texts of the command line.  Raises `ValueError` on an unknown name."""
+        """Selects kernels, cases and schemes by name, as on a command line.  Raises `ValueError` on an unknown name."""
         if cases and not (op or kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
-        chosen: dict[str, tuple[Kernel, ...]] = {}
+        op_kernels: dict[str, tuple[Kernel, ...]] = {}
         for kernel, _ in choose_kernels(op, kernels or ()):
-            chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
+            op_kernels[kernel.op] = (*op_kernels.get(kernel.op, ()), kernel)
         for scheme in schemes or ():  # a file may have its own
             get_scheme(scheme)
-        if cases and len(chosen) > 1:
-            raise ValueError(f"case: expected an op with it, got a case for {' and '.join(chosen)}")
+        if cases and len(op_kernels) > 1:
+            raise ValueError(f"case: expected an op with it, got a case for {' and '.join(op_kernels)}")
         for suite in suites:
             # An op from outside may have no edge cases, which `check` asks for by itself.
-            if not cases and suite != "edge" and not any(registry.get_op(name).cases_in(suite) for name in chosen):
-                suites_there = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
+            if not cases and suite != "edge" and not any(registry.get_op(name).cases_in(suite) for name in op_kernels):
+                suites_there = dict.fromkeys(suite for name in op_kernels for suite in registry.get_op(name).cases)
                 raise ValueError(f"suite: expected one of {', '.join(suites_there)}, got {suite!r}")
-        parsed = tuple(registry.get_op(*chosen).check_case(Case.parse(text)) for text in cases or ())
-        return cls(chosen, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
+        parsed = tuple(registry.get_op(*op_kernels).check_case(Case.parse(text)) for text in cases or ())
+        return cls(op_kernels, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
 
     def cases_of(self, spec: OpSpec) -> list[Case]:
-        """The cases of one op; a suite that the op does not have adds no case."""
+        """Returns the cases of one op.  A suite that the op does not have adds no case."""
         if self.cases:
             return list(self.cases)
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """The schemes of one op: the requested schemes that the op has; without requested schemes the default, or all.
+        """Returns the requested schemes that the op has.  Without a request, returns the `default` scheme, or all.
 
         If only one op is selected and lacks the default scheme (as with fp8 operands), the op's first scheme is used.
         """
@@ -75,17 +75,17 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """The kernels that `names` name.  A `.py` file names the kernels that it registers.  Without names: all kernels of
-    `op`, or of every op.  If all files are of one op, `op` may be None.  Each kernel comes with its file, or None if
-    the kernel is in the tree.  Raises `ValueError` on an unknown name.
-    """
+    """Returns the kernels `names`.  The name of a `.py` file stands for the kernels that the file registers.  Without
+    names, returns all kernels of `op`, or of every op if it is None.  `op` may also be None if all files are for one
+    op.  Each kernel comes with its file, or None if it belongs to this package.  Raises `ValueError` on an unknown
+    name."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
     selected: dict[str, tuple[Kernel, Path | None]] = {}
     loaded = {text: registry.load_file(Path(text)) for text in names if text.endswith(".py")}
-    if op is None and len(own_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
-        op = own_ops.pop()
+    if op is None and len(file_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
+        op = file_ops.pop()
     for text in names:
         if text in loaded:
             of_op = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
@@ -101,20 +101,20 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 
 def source_of(kernel: Kernel) -> Path:
-    """The file that registers a kernel, or else the file of the kernel's code."""
+    """Returns the file that registers a kernel.  If no file is recorded, returns the file of the kernel's code."""
     code = inspect.unwrap(kernel.fn)
     code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
     return kernel.file or Path(inspect.getfile(code)).resolve()
 
 
 def file_of(kernel: Kernel) -> Path | None:
-    """The file of a kernel from outside the tree (`source_of`); None for a kernel of the tree."""
+    """Returns the source file of a kernel from outside this package, or None for a kernel of this package."""
     path, tree = source_of(kernel), Path(registry.__file__).resolve().parent
     return None if path.is_relative_to(tree) else path
 
 
 def pick_device(name: str | None) -> torch.device:
-    """The device called `name`; without a name, cuda if available, else cpu.  Raises `ValueError` if it is missing."""
+    """Returns the device `name`; without a name, cuda if available, else cpu.  Raises `ValueError` if missing."""
     if name not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -123,7 +123,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """The first case of `suites` whose shapes the kernel takes in `scheme`; None if there is no such case."""
+    """Returns the first case of `suites` that the kernel supports in `scheme`, or None if there is no such case."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
@@ -134,5 +134,5 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
 
 
 def default_scheme(device: torch.device) -> str:
-    """The name of the scheme in which kernels are measured by default on a device."""
+    """Returns the name of the scheme in which kernels are measured by default on a device."""
     return "fp32" if device.type == "cpu" else "bf16"

@@ -1,4 +1,4 @@
-"""The settings of a run of measurements, except the kernels and the cases."""
+"""Holds the settings of a measurement, except the kernels and the cases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ FLUSHES = ("read", "write")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of a measurement, made once from the command line.
+    """Holds the options of a measurement, from the command line.
 
-    Raises `ValueError` on a budget that is not positive, an unknown flush, or a device that is neither cpu nor cuda.
-    """
+    Raises `ValueError` on a budget that is not positive, an unknown flush, or a device that is neither cpu nor cuda."""
 
     device: str = "cpu"
     """`cpu`, or a CUDA device."""
@@ -44,7 +43,7 @@ class Settings:
 
 
 def check_flush(flush: str) -> None:
-    """Raises `ValueError` if `flush` is not in `FLUSHES`, the ways to empty a cache."""
+    """Raises `ValueError` if `flush` is not one of `FLUSHES`, the ways to empty a cache."""
     if flush not in FLUSHES:
         raise ValueError(f"flush: expected one of {', '.join(FLUSHES)}, got {flush!r}")
 

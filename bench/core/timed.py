@@ -1,4 +1,4 @@
-"""Times kernels together, on values that are new to the kernels, and judges the outputs of the last calls."""
+"""Times kernels together on new input values, and checks the outputs of the last calls."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 def time_together(
     ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-    """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is seconds per kernel.  If a
-    reading is noisy, the budget of all kernels may double, but not for readings of a pair.
+    """Returns each kernel's samples, the errors of the kernels that failed, and the GPU's clocks.  The time budget is
+    seconds per kernel.  If a reading is noisy, the budget of all kernels may double.  Paired measurements keep their
+    budget.
 
-    If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed together.
-    """
+    If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
     with watched(device) as watch:
-        read = partial(
+        take_samples = partial(
             time_functions,
             device=device,
             min_samples=settings.min_samples,
@@ -49,7 +49,7 @@ def time_together(
             flush=settings.flush,
             renew=renew,
         )
-        timed, failures = _together_or_alone(read, ready, settings.budget_s, not settings.paired)
+        timed, failures = _together_or_alone(take_samples, ready, settings.budget_s, not settings.paired)
         return timed, failures, watch.summary() if watch else None
 
 
@@ -71,15 +71,15 @@ def _together_or_alone(
             together({name: function})
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "while timed")
-    rest = {name: function for name, function in ready.items() if name not in failures}
+    good_functions = {name: function for name, function in ready.items() if name not in failures}
     try:
-        return together(rest) if rest else {}, failures
+        return together(good_functions) if good_functions else {}, failures
     except Failed.errors() as error:
-        return {}, failures | dict.fromkeys(rest, Failed.of(error, "while timed together"))
+        return {}, failures | dict.fromkeys(good_functions, Failed.of(error, "while timed together"))
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """A `ClockWatch` of a GPU; no watch on a CPU.  If the device cannot read its SM clock, the summary says why."""
+    """Returns a `ClockWatch` of a GPU, or an empty context on a CPU.  The summary notes an unreadable SM clock."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -94,35 +94,33 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
-    """For each kernel, the fields of its record that a profiled call on a GPU gives (peak memory, device kernels); and
-    the failures of kernels that raised an error.
+    """Runs each kernel under a profiler on a GPU.  Returns the measured fields (peak memory, device kernels) by kernel,
+    and the errors of the kernels that failed.
 
-    Call this after the timing of a case, because it attaches a profiler, which may slow all later launches.  So only
-    the first case of a process is timed before any profiler was attached.
-    """
-    seen: dict[str, dict[str, Any]] = {}
+    Call this after the timing of a case, because an attached profiler may slow all later launches.  So only the first
+    case of a process is timed before any profiler was attached."""
+    fields_by_name: dict[str, dict[str, Any]] = {}
     failures: dict[str, Failed] = {}
     if device.type == "cpu":
-        return seen, failures
+        return fields_by_name, failures
     from rooflab.bench.core.timers.activity import observed
     from rooflab.bench.core.timers.cuda import CudaCalls
 
     for name, rotation in timed.items():
         try:
-            seen[name] = observed(rotation.first, CudaCalls(device))
+            fields_by_name[name] = observed(rotation.first, CudaCalls(device))
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "after timing")
-    return seen, failures
+    return fields_by_name, failures
 
 
 class Unseen:
-    """Renews the float inputs on which kernels are timed.  Weights, tables, lengths and mutated arguments stay.
+    """Changes the float inputs on which kernels are timed, so that cached outputs are wrong.
 
     The constructor writes values from a random seed.  A call, before each round of samples, changes one row of each
-    input.  Then a cached answer is wrong, whether it was cached by address, by shape or by some of the values.  The
-    last rounds have the same values.  An input stays unchanged if its shape depends on the seed, or if it is not finite
-    everywhere (NaN in unused pages belongs to the table).
-    """
+    input.  So a cached output is wrong, whether it was cached by address, by shape or by some of the values.  The last
+    rounds have the same values.  Weights, tables, lengths and mutated arguments do not change.  An input also does not
+    change if its shape depends on the seed, or if it has NaN or infinite values (unused pages of a cache hold NaN)."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int
@@ -131,8 +129,8 @@ class Unseen:
         self._random = random.Random()
         fresh = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
         stay = kept_names(spec, fresh) | set(spec.mutates)
-        same = alike(copies[0], fresh)
-        values = {name: value for name, value in fresh.items() if same and name not in stay and _finite(value)}
+        same_shapes = alike(copies[0], fresh)
+        values = {name: value for name, value in fresh.items() if same_shapes and name not in stay and _finite(value)}
         del fresh  # before another set is made: its weights may take a large part of the memory
         original = spec.make_inputs(case, scheme, device, seed)
         self._values = {name: value for name, value in values.items() if _finite(original[name])}
@@ -153,7 +151,7 @@ class Unseen:
                     inputs[name].data.view(values.dtype)[row] = rolled
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
-        """For each wrong kernel, the fault of the outputs of its last timed calls."""
+        """Returns, for each kernel with wrong outputs in its last timed calls, a description of the error."""
         faults = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():

@@ -1,4 +1,4 @@
-"""One watched run of a kernel.  Inputs and outputs have guards, results are read at once, each fault has a text."""
+"""Runs a kernel once under watch: inputs and outputs have guards, outputs are read at once, faults have messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of inputs and outputs in one run, and how the kernel is called."""
+    """Describes the memory layout of inputs and outputs in one run, and how the kernel is called."""
 
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     """The inputs whose memory layout is changed, and how it is changed."""
@@ -75,15 +75,14 @@ class Layout:
     """The number of SMs that `sm_count` tells the launcher; None means the number of the GPU, or 132."""
 
 
-PLAIN = Layout()
+DEFAULT_LAYOUT = Layout()
 
 
 class Runner:
-    """Runs one kernel for a check.  A runner has the inputs, but neither the seed nor the right outputs.
+    """Runs one kernel for a check.  A runner knows the inputs, but neither the random seed nor the expected outputs.
 
-    The methods raise `Failed` on the kernel's faults.  `Outside` has the same methods, and uses a `Runner` in another
-    process.
-    """
+    The methods raise `Failed` on the kernel's faults.  The class `Outside` has the same methods; it uses a `Runner` in
+    another process."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
@@ -95,7 +94,7 @@ class Runner:
         """The outputs of the last call, and copies of their values when the outputs were read."""
 
     def begin(self) -> None:
-        """Raises `Failed` if the kernel cannot run here.  Sets the precision of torch's matrix products."""
+        """Raises `Failed` if the kernel cannot run here.  Sets the precision of torch's matrix multiplications."""
         pin_matmul_precision()
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
@@ -107,8 +106,7 @@ class Runner:
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
         """Stores a set of inputs under `name`, and packs its weight.  Returns whether the kernel packs weights.
 
-        `packed_in` names another set with the same weight; then the packed weight of that set is used.
-        """
+        If `packed_in` names a stored set with the same weight, its packed weight is used again."""
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
             return self._sets[name][1] is not None
@@ -129,12 +127,13 @@ class Runner:
         self._sets[name] = inputs, packed
         return packed is not None
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
-        """Runs the kernel once on guarded copies of a set of inputs; returns outputs read when the stream was done.
+    def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
+        """Runs the kernel once on guarded copies of the inputs `name`.  Returns the outputs, read when the stream was
+        done.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, `Failed` with INVALID if the kernel replaced a
-        function of the bench, and `Failed` on any other fault, also if an output of the last call changed later.
-        """
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  If the kernel
+        replaced a benchmark function, the status is INVALID.  A fault is also that an output of the last call changed
+        later."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with poisoned_allocations() if layout.poisoned else nullcontext(), patch.object(_device, "few_sms", layout.sms):
@@ -142,16 +141,16 @@ class Runner:
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
                 with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as another:
-                    outputs, read = another.submit(self._run, *arguments).result()
+                    outputs, output_values = another.submit(self._run, *arguments).result()
             else:
-                outputs, read = self._run(*arguments)
+                outputs, output_values = self._run(*arguments)
         if not layout.alone:
             self.settle()
-            self._last = outputs, read
-        return read
+            self._last = outputs, output_values
+        return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Makes the run; returns the output tensors, and copies of their values when the stream was done."""
+        """Runs the kernel.  Returns the output tensors, and copies of their values from the end of the stream."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots, cache = spec.slots[:2]
@@ -174,8 +173,8 @@ class Runner:
         refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
-            failed = Failed.by(refusal)
-            raise LayoutRefused(failed.reason) if refuses else failed
+            failure = Failed.by(refusal)
+            raise LayoutRefused(failure.reason) if refuses else failure
         with self._errors_of_the_kernel(inputs, refuses):
             arguments = planned(kernel, arguments)
         with queued(device, guarded.values(), layout.alone):
@@ -189,19 +188,19 @@ class Runner:
                 if layout.alone:
                     wait_for_all(device)
                 # Read on the call's own stream, before late writes of another stream or thread can arrive.
-                read = tuple(output.clone() for output in outputs)
+                output_values = tuple(output.clone() for output in outputs)
                 wait_for_own(device)
         if threading.active_count() > threads:
-            _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, read))
+            _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, output_values))
         for name, tensor in guarded.items():
             damage = tensor.damage(may_change=name in free or name in spec.mutates)
             _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
-        return outputs, read
+        return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Returns the result of the kernel.  With `twice`, calls the kernel twice, unless it is interpreted."""
+        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless the kernel is interpreted."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
@@ -209,11 +208,11 @@ class Runner:
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
-        """Turns an exception of the kernel or the device into `Failed`, or with `may_refuse` into `LayoutRefused`.
+        """Turns an exception of the kernel or the device into `Failed`; with `may_refuse`, a `ValueError` into
+        `LayoutRefused`.
 
-        If a `ValueError` names an option, the kernel does not support the option.  Exception: the inputs fit the op's
-        contract, so a `ValueError` that the contract raises is about values that the kernel computed.
-        """
+        If a `ValueError` names an option, the kernel does not support the option.  A `ValueError` from the op's
+        contract is different: the inputs are valid, so the error is about values that the kernel computed."""
         try:
             yield
         except Failed.errors() as error:
@@ -228,9 +227,9 @@ class Runner:
             raise Failed.of(error, "") from error
 
     def settle(self) -> None:
-        """Raises `Failed` if an output of the last call has changed since the call; then overwrites the outputs."""
-        outputs, read = self._last or ((), ())
-        for name, output, was in zip(self.spec.outputs, outputs, read, strict=False):
+        """Raises `Failed` if an output of the last call has changed since the call.  Then overwrites the outputs."""
+        outputs, output_values = self._last or ((), ())
+        for name, output, was in zip(self.spec.outputs, outputs, output_values, strict=False):
             if not same_bits(output, was):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(outputs)
@@ -238,31 +237,31 @@ class Runner:
 
     @property
     def by(self) -> CheckedBy:
-        """The value for a record's `checked_by`, which says what executes the kernel."""
+        """Returns what executes the kernel (GPU, CPU, interpreter or torch), for the field `checked_by` of a result."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Fields of `CheckResult` that the runs gave, beside outputs.  The emulator also gives races and bytes."""
+        """Returns further fields of `CheckResult`, besides the outputs.  The emulator also adds races and bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """The context in which `outside.Serving` answers each request."""
+        """Returns the context in which `outside.Serving` answers each request."""
         return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Guarded copies of all tensors.  A copy uses the memory of a tensor in `guards` that has its name and shape; new
-    copies are added to `guards`.  If inputs are arranged and small, all tensors of one dtype share one storage.
+    """Returns guarded copies of all input tensors, and adds new copies to `guards`.  Reuses the memory of a tensor in
+    `guards` with the same name and shape.  Small inputs with a changed layout share one storage per dtype.
     """
-    for place, (name, value) in enumerate(inputs.items()):
+    for index, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
         if name in guards and guards[name].view.shape == value.shape:
             guards[name].rewrite(value)
         else:
-            guards[name] = guard(value, arranged.get(name, "plain"), place)
+            guards[name] = guard(value, arranged.get(name, "plain"), index)
     if (
         arranged
         and not {*FAR, FAR_PAGES}.intersection(arranged.values())
@@ -317,7 +316,7 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """The context of a call.  With `alone` the device is idle; else the stream first pauses and writes the inputs."""
+    """Prepares a GPU for a call.  With `alone`, the device is idle; else the stream pauses, then writes the inputs."""
     if device.type != "cuda":
         yield
         return
@@ -347,5 +346,5 @@ def wait_for_all(device: torch.device) -> None:
 
 
 def several(device: torch.device) -> bool:
-    """Whether `device` has several streams, as a GPU has."""
+    """Returns whether `device` has several streams: true for a GPU."""
     return device.type == "cuda"

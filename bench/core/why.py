@@ -1,4 +1,4 @@
-"""Explains why a run's outputs are wrong.  A second run confirms each explanation."""
+"""Finds out why a kernel's outputs are wrong.  A second run confirms each explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
 
 class Earlier(NamedTuple):
-    """The label, the right outputs and the inputs of an earlier call."""
+    """Holds the label, the expected outputs and the inputs of an earlier call."""
 
     label: str
     outputs: Outputs
@@ -25,7 +25,7 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """Runs a kernel again, after a wrong output, to find out what is wrong."""
+    """Runs a kernel again after a wrong output, to find the cause."""
 
     spec: OpSpec
     runner: Runner
@@ -33,7 +33,8 @@ class Look:
     own_stream: bool
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
-        """The explanation, or "".  `answers`: earlier calls.  `before`: the kernel was right on this data before."""
+        """Explains a wrong output, or returns "" if no cause is found.  `answers` are the earlier calls.  `before` says
+        whether the kernel was right on this data before."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
             return f"with {grid}; with a grid for all SMs it is right"
@@ -55,85 +56,85 @@ class Look:
         return self._rounded(data, layout)
 
     def _run(self, data: CheckData, layout: Layout) -> Outputs:
-        """The outputs of another run; empty if the kernel fails or refuses the layout."""
+        """Runs the kernel again and returns its outputs, or an empty tuple if it fails or refuses the layout."""
         try:
             return self.runner.run(data.name, layout)
         except (Failed, LayoutRefused):
             return ()
 
     def _is_right(self, data: CheckData, layout: Layout) -> bool:
-        read = self._run(data, layout)
-        return bool(read) and not data.faults(read, self.own_stream)
+        outputs = self._run(data, layout)
+        return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Whether a run on `data` with `changed` inputs is right, and the outputs.  Loads `data` again afterwards."""
-        other = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
+        """Runs the kernel with `changed` inputs.  Returns whether the outputs are right, and the outputs."""
+        changed_data = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
-            self.runner.load(other.name, other.inputs)
-            read = self._run(other, layout)
-            return bool(read) and not other.faults(read, self.own_stream), read
+            self.runner.load(changed_data.name, changed_data.inputs)
+            outputs = self._run(changed_data, layout)
+            return bool(outputs) and not changed_data.faults(outputs, self.own_stream), outputs
         except Failed:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Whether the kernel did not write its outputs: they hold what the memory held before, also in a second run."""
+        """Returns whether the outputs hold what their memory held before, because the kernel did not write them."""
         stale = bool(layout.stale) and _same(read, layout.stale)
         if not stale and (not never_written(read) or layout.arranged):
             return False
         if before and not stale:
             return True  # it has computed other values than poison
         if layout.out is not None:
-            other = tuple(torch.full_like(output, 3) for output in read)
-            return _same(self._run(data, replace(layout, stale=other)), other)
+            filler_values = tuple(torch.full_like(output, 3) for output in read)
+            return _same(self._run(data, replace(layout, stale=filler_values)), filler_values)
         freed = [torch.full_like(output, 3) for output in read for _ in range(8)]
         del freed  # `torch.empty` takes memory that was freed last
-        again = self._run(data, replace(layout, poisoned=False))
-        return bool(again) and not _same(again, read)
+        second_outputs = self._run(data, replace(layout, poisoned=False))
+        return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """The fault if `read` equals the outputs of an earlier call, with the reason; else empty."""
+        """Returns a description of the fault if `read` equals the outputs of an earlier call, else ""."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
-            moved = {
+            rolled_inputs = {
                 name: value.roll(1, -1)
                 for name, value in data.inputs.items()
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1
                 if value.ndim and name not in kept_names(self.spec, data.inputs)
             }
-            _, other = self._is_right_on(data, layout, moved)
-            late = bool(other) and not data.faults(other, self.own_stream)
-            if late or (other and (_same(other, read) or _same(self._run(data, layout), other))):
+            _, rolled = self._is_right_on(data, layout, rolled_inputs)
+            cached = bool(rolled) and not data.faults(rolled, self.own_stream)
+            if cached or (rolled and (_same(rolled, read) or _same(self._run(data, layout), rolled))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
             differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
-            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if other else ""
+            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if rolled else ""
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors whose far rows make the result wrong; empty if the result is also wrong with near rows."""
-        near = replace(layout, arranged={}, out=None, forms=())
-        alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        """Names the tensors for which rows at large offsets make the result wrong; "" if small offsets fail too."""
+        near_layout = replace(layout, arranged={}, out=None, forms=())
+        alone = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
             alone = {" and ".join(layout.arranged): layout}
         alone |= {"out": replace(layout, arranged={})} if layout.out in FAR else {}
         names = [name for name, near_but_one in sorted(alone.items()) if not self._is_right(data, near_but_one)]
-        if not names or not self._is_right(data, near):
+        if not names or not self._is_right(data, near_layout):
             return ""
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names the format of a product with fewer bits than fp32: inputs that are exact in it give a right result."""
+        """Names a format with fewer bits than fp32 if the kernel is right on inputs that are exact in this format."""
         floats = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not floats:
             return ""
-        for bits, what in ((10, "TF32 or fp16"), (7, "bf16")):
-            changed = {
+        for bits, format_name in ((10, "TF32 or fp16"), (7, "bf16")):
+            rounded_inputs = {
                 name: ((value.view(torch.int32) + (1 << 22 - bits)) & (-1 << 23 - bits)).view(torch.float32)
                 for name, value in data.inputs.items()
                 if isinstance(value, torch.Tensor) and value.dtype == torch.float32
             }
-            if self._is_right_on(data, layout, changed)[0]:
-                return f"products in {what}: of inputs with {bits} bits behind the leading one they are right"
+            if self._is_right_on(data, layout, rounded_inputs)[0]:
+                return f"products in {format_name}: of inputs with {bits} bits behind the leading one they are right"
         return ""
 
 
@@ -142,7 +143,7 @@ def _same(first: Outputs, second: Outputs) -> bool:
 
 
 def _equal(first: object, second: object) -> bool:
-    """Whether two values are equal; tensors must be equal bit for bit."""
+    """Returns whether two values are equal.  Tensors must be equal bit for bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return first.shape == second.shape and first.dtype == second.dtype and same_bits(first, second)
     return first is second or (type(first) is type(second) and first == second)

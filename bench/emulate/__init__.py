@@ -1,4 +1,4 @@
-"""Runs kernels in the emulator (`emulator/`) where there is no GPU: for checks, byte counts and golden outputs."""
+"""Runs kernels in the GPU emulator (`emulator/`) without a GPU, for checks, byte counts and stored outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN_S = 1800.0
 
 @cache
 def emulators() -> Pool:
-    """The pool of emulating processes, one thread each.  They live to the end, without Triton's interpreter."""
+    """Returns the pool of worker processes that emulate, with one thread each and without Triton's interpreter."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
     return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=RUN_S)
 

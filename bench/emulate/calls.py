@@ -1,4 +1,4 @@
-"""Sends requests of `rooflab emulate` to an emulating process; predicts times from the answers, and writes records."""
+"""Sends the requests of `rooflab emulate` to a worker process.  Predicts times from the answers, and writes records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TILE = 16
 
 @dataclass(frozen=True)
 class EmulatedCall:
-    """An emulated call, with its answer and its predicted time."""
+    """Describes an emulated call, with its result and its predicted time."""
 
     target: KernelCase
     answer: Mapping[str, Any]
@@ -47,7 +47,7 @@ class EmulatedCall:
 
     @property
     def prediction(self) -> str:
-        """A sentence that gives the predicted time; empty if there is no prediction."""
+        """Returns a sentence that gives the predicted time, or an empty text if there is no prediction."""
         if self.predicted is None:
             return ""
         prediction = self.predicted.prediction
@@ -57,11 +57,11 @@ class EmulatedCall:
         return f"with these bytes {time_us:.3g} us are predicted on {self.gpu}; the bound is {bound_us:.3g} us"
 
     def to_dict(self) -> dict[str, Any]:
-        """The call as JSON values, without the text of the sources."""
+        """Returns the call as JSON values, without the source code of the kernels."""
         launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
-        named = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
+        target_names = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
         return {
-            **named,
+            **target_names,
             "case": self.target.case.id,
             **self.answer,
             "launches": launches,
@@ -72,16 +72,15 @@ class EmulatedCall:
 def choose(
     op: str | None, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str], config: str | None
 ) -> list[KernelCase]:
-    """The kernels, cases and schemes that the texts name; a `.py` file stands for the kernels that it registers.
+    """Returns the selected kernels, each with a case and a scheme.  A `.py` file selects the kernels that it registers.
 
-    If `cases` is empty, each kernel gets the smallest of its op's most ragged cases: a missing mask shows only there.
-    Raises `ValueError` on a text that names nothing, and if no kernel has compiled code.
-    """
-    chosen = choose_kernels(op, names)
-    ops = {kernel.op for kernel, _ in chosen}
+    If `cases` is empty, each kernel gets a small case with ragged sizes, which are not multiples of a tile.  A missing
+    mask shows only there.  Raises `ValueError` on an unknown name, and if no kernel has compiled code."""
+    chosen_kernels = choose_kernels(op, names)
+    ops = {kernel.op for kernel, _ in chosen_kernels}
     if op is None and (len(ops) != 1 or not names):
         raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-    picked = [(kernel, file) for kernel, file in chosen if kernel.has_code]
+    picked = [(kernel, file) for kernel, file in chosen_kernels if kernel.has_code]
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())
@@ -93,7 +92,7 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """The smallest of the most ragged cases that the kernel takes; `TILE` does not divide a ragged size."""
+    """Returns the smallest case with the most ragged sizes (not multiples of `TILE`) that the kernel supports."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -115,10 +114,9 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates a call; `save` is a file for its outputs; `reference` and `configs` belong to a user's launcher.
+    """Emulates a call, and writes its outputs to `save` if given.  `reference` and `configs` are for user functions.
 
-    Raises `ValueError` if the process refuses the request or dies.
-    """
+    Raises `ValueError` if the worker process refuses the request or dies."""
     device = get_device(gpu)
     chip_of(device)
     request = {
@@ -135,17 +133,17 @@ def call(
     answer = ask(request)
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
-    moved = traffic_of(answer)
+    traffic = traffic_of(answer)
     if not target.is_launcher:
-        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: moved})[0])
+        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: traffic})[0])
     flops: Counter[str] = Counter()
     for launch in answer["launches"]:
         flops.update({MATRIX.get(kind, kind): number for kind, number in launch["tensor_flops"].items()})
-    return EmulatedCall(target, answer, device.name, predict_launcher(target, moved, flops, device))
+    return EmulatedCall(target, answer, device.name, predict_launcher(target, traffic, flops, device))
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Sends `request` to an emulating process; returns the answer.  Raises `ValueError` on a refusal or a crash."""
+    """Sends `request` to a worker process and returns the answer.  Raises `ValueError` on a refusal or a crash."""
     try:
         answer: dict[str, Any] = emulators().ask(request)
     except ChildFailed as failure:
@@ -156,18 +154,18 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traffic_of(answer: Mapping[str, Any]) -> Traffic:
-    """The counted HBM bytes of a call: each launch counts each sector once."""
-    moved = [item["bytes"] for item in answer["launches"]]
-    read, wrote = (float(sum(item[name] for item in moved)) for name in ("hbm_read", "hbm_write"))
-    return Traffic(read, wrote, len(moved), basis="counted")
+    """Returns the counted HBM bytes of a call.  Each launch counts each 32-byte sector once."""
+    launch_bytes = [item["bytes"] for item in answer["launches"]]
+    read_bytes, written_bytes = (float(sum(item[name] for item in launch_bytes)) for name in ("hbm_read", "hbm_write"))
+    return Traffic(read_bytes, written_bytes, len(launch_bytes), basis="counted")
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes a record of each call; returns the file.  Only calls that ran all CTAs have bytes in their records."""
+    """Writes a record of each call, and returns the file.  A record has bytes only if all CTAs ran."""
     writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
-        moved = traffic_of(item.answer)
+        traffic = traffic_of(item.answer)
         ran = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
         compared = ran and bool(item.answer["errors"])
         writer.write(
@@ -186,7 +184,7 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if compared else "none",
                 errors=tuple(item.answer.get("errors", ())),
-                traffic_bytes=moved.bytes if ran and item.answer["ran"] == item.answer["of"] else None,
+                traffic_bytes=traffic.bytes if ran and item.answer["ran"] == item.answer["of"] else None,
                 traffic_basis="counted" if ran and item.answer["ran"] == item.answer["of"] else None,
             )
         )

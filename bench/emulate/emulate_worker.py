@@ -1,4 +1,4 @@
-"""The process in which kernels are emulated.
+"""Runs as a worker process in which kernels are emulated.
 
 It is started without `TRITON_INTERPRET`, because the emulator runs compiled kernels.
 """
@@ -25,19 +25,19 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Launches with all checks in the first call; later calls check values only, with warps in another order."""
+    """Emulates each launch.  The first call has all checks.  Later calls check values only, in other orders of warps."""
 
     calls: int = 0
 
     def begin(self) -> None:
-        """Notes that a new call of the kernel begins."""
+        """Records that a new call of the kernel begins."""
         self.calls += 1
         if self.calls > 1:
             self.checks, self.seed = QUICK, self.calls
 
 
 class Emulating(Runner):
-    """Runs a kernel's compiled code in the emulator; reports the races and the bytes of the first call."""
+    """Runs a kernel's compiled code in the emulator.  Reports the races and the bytes of the first call."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self._launches = launches = _Watching(checks=Checks())
@@ -58,15 +58,15 @@ class Emulating(Runner):
         return "emulator" if self._launches.launched else "torch"  # torch alone computed the outputs
 
     def seen(self) -> dict[str, Any]:
-        moved = asdict(self._launches.bytes) if self._launches.launched else None
-        return super().seen() | {"races": tuple(self._launches.races), "bytes": moved}
+        byte_counts = asdict(self._launches.bytes) if self._launches.launched else None
+        return super().seen() | {"races": tuple(self._launches.races), "bytes": byte_counts}
 
 
 _serving = Serving(Emulating)
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Answers a request for a part of a check or for one run; the answer may be an `error`."""
+    """Answers a request for one step of a check, or for one run.  If the request fails, the answer has an `error`."""
     if "call" in request:
         with pretended_card() if request["call"] == "begin" else nullcontext():  # `begin` imports the kernel's file
             return _serving.answer(request)

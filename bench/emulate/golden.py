@@ -1,8 +1,7 @@
-"""Golden outputs: outputs of kernels on a GPU, stored as small files that the emulator must reproduce.
+"""Stores golden outputs, which are outputs of kernels on a GPU, in small files.  The emulator must reproduce them.
 
-Integer outputs and copies must be equal bit for bit.  Where the GPU sums in its own order, or an instruction
-is approximate, the outputs must agree within the op's tolerance.  The number of bitwise equal elements is always
-reported.
+Integer outputs and copies must be equal bit for bit.  If the GPU sums in its own order, or if an instruction is
+approximate, the outputs must agree within the op's tolerance.  The number of bitwise equal elements is always reported.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """One kernel's emulated outputs compared with its golden outputs."""
+    """Compares one kernel's emulated outputs with its golden outputs."""
 
     target: str
     """The kernel, case and dtype: `gemm/tensor_core M=...,N=... bf16`."""
@@ -43,7 +42,7 @@ class Difference:
 
 
 def targets() -> list[KernelCase]:
-    """Lists, for each kernel with compiled code and each dtype, the first smoke case that the kernel takes."""
+    """Lists, for each kernel with compiled code and each dtype, the first small test case that the kernel supports."""
     cases = []
     for kernel in filter(has_code, registry.every_kernel()):
         spec = registry.get_op(kernel.op)
@@ -55,7 +54,7 @@ def targets() -> list[KernelCase]:
 
 
 def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
-    """The kernel's outputs on `device`, for inputs generated on the CPU; returned as CPU tensors."""
+    """Runs a kernel on `device`, with inputs generated on the CPU.  Returns its outputs as CPU tensors."""
     spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
@@ -69,15 +68,14 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 
 
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
-    """Runs `targets` on `device`; writes the outputs of each to a `.pt` file, and the circumstances to `golden.json`.
+    """Runs kernels on `device`.  Writes each kernel's outputs to a `.pt` file, and the environment to `golden.json`.
 
-    A target whose outputs are stored does not run again, and its entry in `golden.json` stays.  Returns all names.
-    """
+    A kernel with stored outputs does not run again, and its entry in `golden.json` stays.  Returns all names."""
     names = []
     index = folder / "golden.json"
     stored: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
     environment = Environment.now(device.index or 0)
-    made = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
+    provenance = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
     selected = targets() if chosen is None else list(chosen)
     for target in selected:
         name = _name(target)
@@ -85,7 +83,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
             content = BytesIO()
             torch.save(outputs_of(target, device), content)
             write_whole(folder / f"{name}.pt", content.getvalue())
-            stored[name] = target.to_json() | made
+            stored[name] = target.to_json() | provenance
             # Written after each kernel, because a later kernel may end the process.
             write_whole(
                 index, json.dumps({"seed": SEED, "kernels": stored}, indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -95,13 +93,13 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
 
 
 def compare(folder: Path) -> list[Difference]:
-    """Emulates every kernel that has a golden file.  Raises `ValueError` where the folder has no `golden.json`."""
+    """Emulates every kernel that has a golden file.  Raises `ValueError` if the folder has no `golden.json`."""
     index = folder / "golden.json"
     if not index.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
     differences = []
-    for name, about in sorted(json.loads(index.read_text())["kernels"].items()):
-        target = KernelCase(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
+    for name, entry in sorted(json.loads(index.read_text())["kernels"].items()):
+        target = KernelCase(entry["op"], entry["kernel"], Case(**entry["case"]), get_scheme(entry["scheme"]))
         differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
     return differences
 
@@ -115,8 +113,8 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
     equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
     elements = sum(output.numel() for output in outputs)
-    wrong = _wrong(spec, target, outputs, golden)
-    return Difference(target.label, elements, equal, not wrong, "; ".join(wrong))
+    errors = _wrong(spec, target, outputs, golden)
+    return Difference(target.label, elements, equal, not errors, "; ".join(errors))
 
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:

@@ -1,6 +1,6 @@
-"""Emulates one call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
+"""Emulates one call of a kernel in the worker process.  Checks values and races; counts bytes and instructions.
 
-A few CTAs can check a large problem: outputs are poisoned first, and only elements that these CTAs wrote are compared.
+A few CTAs can check a large problem: outputs are first filled with poison, and only elements that CTAs wrote count.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ ORACLE_FLOPS = 2e11
 def run(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `rooflab emulate`: returns the launches, the errors of the outputs, and the faults.
 
-    Raises `ValueError` on a wrong name in the request.
-    """
+    Raises `ValueError` on an unknown name in the request."""
     kernel = registry.get_kernel(request["op"], request["kernel"])
     spec, scheme = registry.get_op(request["op"]), get_scheme(request["scheme"])
     case = spec.check_case(Case(**request["case"]))
@@ -40,21 +39,21 @@ def run(request: Mapping[str, Any]) -> Answer:
         return {"status": refusal.status, "reason": refusal.reason, "launches": []}
     launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
     arguments = Rotation.arguments(kernel, spec, inputs, request["config"])
-    began = time.perf_counter()
-    status, why = "OK", ""
+    start_s = time.perf_counter()
+    status, reason = "OK", ""
     outputs: Any = None
     try:
         with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
             outputs = kernel.fn(**arguments)
     except EmulationError as error:
-        status, why = "RUNTIME_ERROR", str(error)
+        status, reason = "RUNTIME_ERROR", str(error)
     except NotSampled:
         raise
     except Failed.errors() as error:
-        failed = Failed.of(error, "")
-        status, why = failed.status, failed.reason
+        failure = Failed.of(error, "")
+        status, reason = failure.status, failure.reason
     answer: Answer = {
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - start_s,
         "launches": [launch_answer(result) for result in launches.results],
         "ran": launches.ran,
         "of": launches.of,
@@ -64,8 +63,8 @@ def run(request: Mapping[str, Any]) -> Answer:
         if request["save"]:
             torch.save((outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), request["save"])
         answer |= _judged(spec, case, scheme, outputs, launches, request["seed"])
-        status, why = answer["status"], answer["reason"]
-    return answer | {"status": status, "reason": why}
+        status, reason = answer["status"], answer["reason"]
+    return answer | {"status": status, "reason": reason}
 
 
 def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
@@ -74,41 +73,41 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
     errors: list[ErrorStats] = []
-    checked = None
+    checked_elements = None
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
         oracle = spec.oracle(fresh)
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
-            written = [_written(output, launches.results) for output in tensors]
-            checked = sum(int(mask.sum()) for mask in written)
+            written_masks = [_written(output, launches.results) for output in tensors]
+            checked_elements = sum(int(mask.sum()) for mask in written_masks)
             tensors = tuple(
                 torch.where(mask, out, ref.to(out.dtype))
-                for mask, out, ref in zip(written, tensors, oracle, strict=True)
+                for mask, out, ref in zip(written_masks, tensors, oracle, strict=True)
             )
         errors = spec.judge(tensors, oracle, fresh, scheme)
-    wrong = [error.describe() for error in errors if not error.passed]
-    if checked == 0:
-        wrong.append("the CTAs that ran wrote nothing of the outputs")
-    status = "INCORRECT" if wrong or races else "OK"
-    unseen = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
+    failures = [error.describe() for error in errors if not error.passed]
+    if checked_elements == 0:
+        failures.append("the CTAs that ran wrote nothing of the outputs")
+    status = "INCORRECT" if failures or races else "OK"
+    remark = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
     if errors and not launches.launched and sum(output.numel() for output in tensors):
-        status, unseen = "INCORRECT" if wrong else "INVALID", "torch computed it: no kernel was launched"
+        status, remark = "INCORRECT" if failures else "INVALID", "torch computed it: no kernel was launched"
     elif errors and launches.ran == launches.of and not spec.mutates:
         stored = sum(result.bytes.hbm_write for result in launches.results)
         if stored < nbytes(*tensors):
-            unseen = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
-    reason = "; ".join(wrong) or (f"race: {races[0]}" if races else unseen)
+            remark = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
+    reason = "; ".join(failures) or (f"race: {races[0]}" if races else remark)
     return {
         "status": status,
         "reason": reason,
         "errors": [asdict(error) for error in errors],
         "races": races,
-        "checked_elements": checked,
+        "checked_elements": checked_elements,
     }
 
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
-    """A mask of the output's elements that the launches stored to.  Addresses decide, so a stored NaN counts too."""
+    """Returns a mask of the output's elements that launches wrote.  It uses addresses, so a written NaN counts too."""
     storage = output.untyped_storage()
     bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
     for addresses, size in (item for result in results for item in result.stored):
@@ -121,7 +120,7 @@ def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Ten
 
 
 def launch_answer(result: LaunchResult) -> Answer:
-    """One launch as JSON values, with its bytes and counts."""
+    """Returns one launch as JSON values, with its bytes and counts."""
     return {
         "kernel": result.kernel,
         "ctas": result.ctas,

@@ -1,4 +1,4 @@
-"""Runs Rooflab's own launchers in the emulator: they take CPU tensors, and NVRTC compiles their CUDA C++ to PTX."""
+"""Runs Rooflab's own kernels in the emulator.  The kernels get CPU tensors, and NVRTC compiles CUDA C++ to PTX."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
 
 @lru_cache(maxsize=64)
 def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
-    """Compiles the CUDA C++ text `source` to PTX; needs no GPU.
+    """Compiles the CUDA C++ text `source` to PTX, without a GPU.
 
-    `options` are options of NVRTC (`-DTILE=64`).  The PTX says which line of kernel.cu each instruction comes from.
-    Headers are found as `kernels/_cuda.py` finds them.  Raises `CudaCompileError` with the compiler's log, and
+    `options` are options of NVRTC (`-DTILE=64`).  The PTX holds the line of `kernel.cu` for each instruction.  Headers
+    are found in the same folders as by `kernels/_cuda.py`.  Raises `CudaCompileError` with the compiler's log.  Raises
     `ValueError` if CuPy or NVRTC is not installed.
     """
     headers = _cuda.include_folders() if "#include" in source else ()
-    standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
-    flags = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
+    std_flag = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.CXX_STANDARD,)
+    flags = (f"--gpu-architecture={ARCHITECTURE}", *std_flag, "-lineinfo", *options, *(f"-I{path}" for path in headers))
     nvrtc: Any = _cuda._nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
@@ -48,43 +48,41 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """A context in which kernels with compiled code can run here on CPU tensors; the caller redirects the launches."""
-    before, _device.emulated = _device.emulated, True
+    """Lets kernels with compiled code run on CPU tensors inside `with`.  The caller must redirect the launches."""
+    old_value, _device.emulated = _device.emulated, True
     try:
         yield
     finally:
-        _device.emulated = before
+        _device.emulated = old_value
 
 
 @contextmanager
 def emulating(**options: Any) -> Iterator[Emulation]:
-    """Does the same as `emulator.emulating`, with its options, also for Rooflab's own launchers."""
+    """Does the same as `emulator.emulating`, with the same options, and also emulates Rooflab's own kernels."""
     with emulator.emulating(**options) as run, emulation(), emulating_cuda(run.run):
         yield run
 
 
 @contextmanager
 def every_launch(launches: Launches) -> Iterator[None]:
-    """Gives each launch of Triton, of Gluon and of Rooflab's CUDA C++ to `launches`.
+    """Passes each launch of Triton, of Gluon and of Rooflab's CUDA C++ to `launches`.
 
-    Raises `RuntimeError` in a process that interprets Triton's kernels.
-    """
+    Raises `RuntimeError` in a process that interprets Triton's kernels."""
     with emulating_launches(launches), emulation(), emulating_cuda(launches.run):
         yield
 
 
 def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
-    """A context that pretends a GPU for a user's kernel, which may ask for it; Rooflab's own launchers do not ask."""
+    """Provides a fake GPU for a user's kernel, which may query the GPU.  Rooflab's own kernels do not query it."""
     return nullcontext() if kernel.file is None else pretended_gpu()
 
 
 @contextmanager
 def emulating_cuda(handle: Handle) -> Iterator[None]:
-    """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
+    """Passes each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
-    The class itself is changed, so it does not matter how a module imports `load`.  `handle` gets the arguments of the
-    launch, with CPU tensors.  Arguments that a launch would refuse raise `ValueError` here as well.
-    """
+    The class itself is changed, so it does not matter how a file imports the kernels.  `handle` gets the arguments of
+    the launch, with CPU tensors.  Raises `ValueError` on arguments that a real launch would refuse."""
     call = _cuda.CudaKernel.__call__
 
     def instead(
@@ -107,15 +105,15 @@ def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """Returns a tensor or a tensor map as it is, and any other argument as the bytes that a launch copies."""
-    checked = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
-    if isinstance(checked, CudaMap):
-        return _encoded(checked)
-    return checked if isinstance(checked, torch.Tensor) else np.asarray(checked).tobytes()
+    """Returns a tensor unchanged, a tensor map encoded, and any other argument as the bytes that a launch copies."""
+    argument = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
+    if isinstance(argument, CudaMap):
+        return _encoded(argument)
+    return argument if isinstance(argument, torch.Tensor) else np.asarray(argument).tobytes()
 
 
 def _encoded(made: CudaMap) -> TensorMap:
-    """The tensor map that the CUDA driver would encode."""
+    """Returns the tensor map that the CUDA driver would encode."""
     return TensorMap(
         made.base.data_ptr(),
         ELEMENTS[made.base.dtype][0],

@@ -1,4 +1,4 @@
-"""Runs a user's launcher in the emulator without a registered op: makes arguments from shapes, judges the result."""
+"""Emulates a user's function that launches kernels, without a registered op.  Makes its inputs, checks its result."""
 
 from __future__ import annotations
 
@@ -19,47 +19,46 @@ from rooflab.bench.emulator import EmulationError
 def run(
     function: Callable[..., Any], reference: Callable[..., Any] | None, inputs: Mapping[str, Any], **options: Any
 ) -> Answer:
-    """Emulates one call; returns its launches, and compares its result with `reference` on the same inputs in fp64.
+    """Emulates one call of `function` and returns its launches.
 
-    `options` are the options of `emulating`.
+    Compares the result with that of `reference` on the same inputs in fp64.  `options` are the options of `emulating`.
 
-    Raises `ValueError` if the inputs are not the function's parameters, or if the function launches nothing.
-    """
-    for asked in (function, reference):
-        if asked is not None:
-            check_named(asked, inputs)
+    Raises `ValueError` if the inputs are not the function's parameters, or if the function launches no kernel."""
+    for candidate in (function, reference):
+        if candidate is not None:
+            check_named(candidate, inputs)
     arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
-    began, status, why, result = time.perf_counter(), "OK", "", None
+    start_s, status, reason, result = time.perf_counter(), "OK", "", None
     with emulating(**options) as emulated:
         try:
             result = function(**arguments)
         except EmulationError as error:
-            status, why = "RUNTIME_ERROR", str(error)
+            status, reason = "RUNTIME_ERROR", str(error)
         except TritonError as error:
-            failed = Failed.of(error, "")
-            status, why = failed.status, failed.reason
+            failure = Failed.of(error, "")
+            status, reason = failure.status, failure.reason
     if status == "OK" and not emulated.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
     if status == "OK" and emulated.races:
-        status, why = "INCORRECT", emulated.races[0]
+        status, reason = "INCORRECT", emulated.races[0]
     if status == "OK" and reference is not None:
-        exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
+        fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
-            expected = reference(**exact)
+            expected = reference(**fp64_inputs)
         verdicts = FunctionOp.judge(result, expected)
         status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
-        why = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
+        reason = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
     if status == "OK" and reference is None:
-        why = "no fault and no race; no value was compared, for there is no --reference"
-    answer = {"status": status, "reason": why, "seconds": time.perf_counter() - began}
+        reason = "no fault and no race; no value was compared, for there is no --reference"
+    answer = {"status": status, "reason": reason, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulated.launches]
     return answer | {"ran": emulated.ran, "of": emulated.of, "launches": launches}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of `rooflab emulate` in the emulating process.  Raises `ValueError` on a wrong name."""
+    """Answers a request of `rooflab emulate` in the worker process.  Raises `ValueError` on an unknown name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
     options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None

@@ -1,4 +1,4 @@
-"""An emulator of GPU kernels: runs on the CPU what Triton and Gluon compiled for Hopper, and says what a GPU would do.
+"""Emulates GPU kernels: runs on the CPU the code that Triton and Gluon compiled for Hopper.
 
 `emulating()` runs every launch inside its `with` block.  Afterwards `launches`, `bytes` and `findings` hold the
 launches, the bytes that they moved, and the faults.  `emulate` runs one compiled kernel or one PTX text.  README.md in

@@ -1,4 +1,4 @@
-"""A launch of a kernel: the memory of its tensors, and its arguments as the bytes that the kernel reads."""
+"""Prepares a kernel launch: registers the memory of its tensors, and packs its arguments into bytes for the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
 
 @dataclass(frozen=True)
 class PtxLaunch:
-    """A kernel with the settings of its launch, except the grid and the arguments."""
+    """Describes a kernel with its launch settings, except the grid and the arguments."""
 
     ptx: str
     name: str | None = None
@@ -51,7 +51,7 @@ def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Ten
 
 
 def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
-    """The bytes of the parameters; tensors among `args` are added to `memory`.
+    """Returns the bytes of a kernel's parameters, and registers the tensors among `args` in `memory`.
 
     `names` are the parameters' names in the source.  Raises `ValueError` on an argument that does not fit.
     """
@@ -61,16 +61,16 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
         signature = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
         raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({signature}), got {len(args)}")
     raw = b""
-    for place, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
-        if place < len(names):
-            parameter = replace(parameter, name=names[place])
+    for position, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
+        if position < len(names):
+            parameter = replace(parameter, name=names[position])
         raw += bytes(-len(raw) % parameter.align)
         raw += _packed(value, parameter, memory)
     return raw
 
 
 def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
-    """Registers a tensor's storage; returns its address.  Raises `ValueError` on a tensor without memory on the CPU."""
+    """Registers a tensor's storage and returns its address.  Raises `ValueError` on a tensor without CPU memory."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout != torch.strided:
@@ -92,7 +92,7 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
-    """The bytes of one argument of the kernel."""
+    """Returns the bytes of one argument of the kernel."""
     name, kind = parameter.name, parameter.type
     if isinstance(value, TensorMap):
         if value.base is not None:
@@ -130,6 +130,6 @@ def _number(value: Any, parameter: Parameter) -> bytes:
 
 
 def _shown(value: Any) -> str:
-    """A value in one line: numbers and texts as they are, other values by their type."""
+    """Returns a value as one line of text: numbers and strings as they are, other values by their type."""
     text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
     return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"

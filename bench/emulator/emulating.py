@@ -1,4 +1,4 @@
-"""`emulating`: runs any launcher's kernels on the CPU, with no GPU and nothing registered.
+"""Provides `emulating`, which runs the kernels of any Python code on the CPU, without a GPU and without registration.
 
 from rooflab.bench.emulator import emulating
 
@@ -29,7 +29,7 @@ PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a kernel that ran to its end."""
+    """Describes a fault of a kernel that ran to its end."""
 
     kind: str
     """`race`: a GPU may compute another result.  `note`: ptxas repairs the fault."""
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass
 class Emulation(Launches):
-    """The launches inside `emulating`, and the faults that were found."""
+    """Holds the launches inside `emulating`, and the faults that were found."""
 
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors that kernels reach by pointers, and whose addresses were taken before the `with` block."""
@@ -50,7 +50,7 @@ class Emulation(Launches):
 
     @property
     def findings(self) -> list[Finding]:
-        """The faults of all launches, races first."""
+        """Returns the faults of all launches, races first."""
         kinds = (("race", "races"), ("note", "notes"))
         findings = [
             Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
@@ -59,12 +59,12 @@ class Emulation(Launches):
 
     @property
     def launches(self) -> list[LaunchResult]:
-        """The results of all launches, each with kernel, grid, bytes by level, counts and races."""
+        """Returns the results of all launches.  Each has the kernel, grid, bytes by memory level, counts and races."""
         return self.results
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """The tensors that kernels may reach by pointers in memory."""
+        """Returns the tensors that kernels may access by pointers in memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
@@ -84,13 +84,14 @@ def emulating(
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
-    Tensors are on the CPU.  Inside the block they say that they are on the GPU, and `torch.cuda` answers for an H100.
-    An autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0
-    makes the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
+    Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` answers for an
+    H100. An autotuned kernel runs with its first config, or with the config that `configs` selects.  `races=False` is
+    faster. `seed` above 0 makes the order of warps and copies random.  `memory` lists tensors that kernels access by
+    pointers in memory, if their addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA
+    and `ctas` others run.
 
-    Raises `EmulationError`, which names the kernel's source line, if a kernel reads or writes out of bounds, reads
-    unwritten memory, or never ends.  Races are in `findings`.  Raises `ValueError` if no config has these values.
+    Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
+    names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config has the wanted values.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
@@ -124,10 +125,10 @@ def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str
 
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback up to the user's last frame, without the later frames of this package and of Triton."""
+    """Returns the traceback up to the user's last frame, without the later frames of this package, Triton and torch."""
     if trace is None:
         return None
-    rest = users_part(trace.tb_next)
+    tail = users_part(trace.tb_next)
     file = trace.tb_frame.f_code.co_filename
     foreign = file.startswith(PACKAGE) or "/triton/" in file or "/torch/" in file
-    return rest if foreign and rest is None else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return tail if foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

@@ -1,4 +1,4 @@
-"""The function `emulate`, which binds a launch's arguments and runs the launch."""
+"""Provides `emulate`, which packs the arguments of a launch and runs the launch."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ def emulate(
     memory: Iterable[torch.Tensor] = (),
     short_accumulator: bool = False,
 ) -> LaunchResult:
-    """Runs a compiled kernel on the CPU, on CPU tensors, in place.
+    """Runs a compiled kernel on the CPU.  It reads and writes CPU tensors in place.
 
     `compiled` is a `PtxLaunch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; for Triton in programs of
-    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed makes the order of warps
-    and of copies random.  `ctas` are the numbers of the CTAs to run, by default all; if given, the result lists their
-    stores.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are
-    further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about 14 bits, as
-    Hopper does.
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; for a Triton kernel, in programs
+    of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other seed makes the order
+    of warps and of copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If `ctas` is given, the
+    result lists the stores of these CTAs.  `unwritten` are tensors among the arguments without valid contents; reading
+    them is an error. `memory` are further tensors that the kernel accesses by pointers.  `short_accumulator` makes fp8
+    matrix multiplications accumulate with about 14 bits, as Hopper does.
 
-    Raises `PtxError` on PTX that is not for Hopper or not known, `ValueError` on arguments that do not fit, and
-    `EmulationError` where the kernel breaks a rule of the GPU.
-    """
+    Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
+    Raises `EmulationError` if the kernel breaks a rule of the GPU."""
     if not isinstance(compiled, PtxLaunch):
         if not hasattr(compiled, "asm"):
             expected = "a Launch or a kernel that Triton compiled"
@@ -92,33 +91,33 @@ def emulate(
 
 
 def _chosen(ctas: Iterable[int], count: int) -> list[int]:
-    chosen = whole_numbers("ctas", ctas)
-    for cta in chosen:
+    cta_numbers = whole_numbers("ctas", ctas)
+    for cta in cta_numbers:
         if not 0 <= cta < count:
             raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"ctas: expected each number once, got {chosen}")
-    return chosen
+    if len(set(cta_numbers)) < len(cta_numbers):
+        raise ValueError(f"ctas: expected each number once, got {cta_numbers}")
+    return cta_numbers
 
 
 def _grid(grid: Sequence[int]) -> Triple:
     sizes = whole_numbers("grid", grid)
-    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= most for size, most in zip(sizes, MOST_CTAS, strict=False)):
+    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= limit for size, limit in zip(sizes, MOST_CTAS, strict=False)):
         raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
     x, y, z = [*sizes, 1, 1][:3]
     return x, y, z
 
 
 def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, Triple]:
-    """The sizes of a launch's thread block and of its cluster."""
+    """Returns the sizes of a launch's thread block and of its cluster."""
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
     if kernel.block is not None and block != kernel.block:
         raise ValueError(f"block: expected {kernel.block}, which the PTX of {kernel.name} says, got {block}")
-    threads, most = block[0] * block[1] * block[2], min(MOST_THREADS, kernel.most_threads or MOST_THREADS)
-    if not 1 <= threads <= most or min(block) < 1:
-        raise ValueError(f"block: expected 1 to {most} threads for {kernel.name}, got {block}")
+    threads, max_threads = block[0] * block[1] * block[2], min(MOST_THREADS, kernel.most_threads or MOST_THREADS)
+    if not 1 <= threads <= max_threads or min(block) < 1:
+        raise ValueError(f"block: expected 1 to {max_threads} threads for {kernel.name}, got {block}")
     cluster = _three("cluster", launch.cluster)
     if kernel.cluster is not None and cluster not in ((1, 1, 1), kernel.cluster):
         raise ValueError(f"cluster: expected {kernel.cluster}, which the PTX of {kernel.name} says, got {cluster}")
@@ -132,30 +131,30 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, 
 
 def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
     (dynamic,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
-    static, held = layout.static_shared, layout.static_shared + dynamic
-    if dynamic < 0 or held > SHARED_LIMIT:
+    static, total = layout.static_shared, layout.static_shared + dynamic
+    if dynamic < 0 or total > SHARED_LIMIT:
         raise ValueError(
-            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {held}, of which {static} are the kernel's own"
+            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {total}, of which {static} are the kernel's own"
         )
     return dynamic
 
 
 def _three(name: str, sizes: Sequence[int]) -> Triple:
-    numbers = whole_numbers(name, sizes)
-    if len(numbers) != 3:
-        raise ValueError(f"{name}: expected three sizes, got {tuple(numbers)}")
-    x, y, z = numbers
+    size_list = whole_numbers(name, sizes)
+    if len(size_list) != 3:
+        raise ValueError(f"{name}: expected three sizes, got {tuple(size_list)}")
+    x, y, z = size_list
     return x, y, z
 
 
 def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
     addresses: dict[str, int] = {}
-    ends = {"shared": 0, "local": 0, "param": 0}
+    end_by_space = {"shared": 0, "local": 0, "param": 0}
     dynamic = []
 
     def place(item: Variable | Parameter, space: str) -> None:
-        addresses[item.name] = -(-ends[space] // item.align) * item.align
-        ends[space] = addresses[item.name] + item.size
+        addresses[item.name] = -(-end_by_space[space] // item.align) * item.align
+        end_by_space[space] = addresses[item.name] + item.size
 
     for parameter in kernel.parameters:
         place(parameter, "param")
@@ -171,11 +170,11 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
             _point(variable, reference, addresses, memory)
     for variable in dynamic:
         place(variable, "shared")
-    return VariableLayout(addresses, ends["shared"], ends["local"])
+    return VariableLayout(addresses, end_by_space["shared"], end_by_space["local"])
 
 
 def _placed(variable: Variable, memory: GlobalMemory) -> int:
-    """The address of a variable of the module, initialised for this launch."""
+    """Allocates a variable of the PTX text with its initial value, and returns its address."""
     align = max(variable.align, 16)
     data = np.zeros(-(-variable.size // 16) * 16 + align, np.uint8)
     shift = -data.ctypes.data % align
@@ -186,7 +185,7 @@ def _placed(variable: Variable, memory: GlobalMemory) -> int:
 
 
 def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
-    """Writes an address into the initial value of a module's variable."""
+    """Writes the address of a symbol into the initial value of a PTX variable."""
     if reference.symbol not in addresses:
         return  # the symbol is a function: the parser refuses calls by pointers
     value = (addresses[reference.symbol] + reference.offset) & reference.mask

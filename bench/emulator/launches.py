@@ -1,4 +1,4 @@
-"""Runs kernels in the emulator: every launch of Triton and Gluon of this process, on CPU tensors."""
+"""Emulates every kernel launch of Triton and Gluon in this process, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ _EMPTY = (
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that records tensors from `torch.empty` and similar functions until another torch function uses them.
+    """Records tensors from `torch.empty` and similar functions until another torch function uses them.
 
-    A view shares the memory and does not count as a use.
-    """
+    It is a torch dispatch mode.  A view shares the memory and does not count as a use."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,7 +54,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tensors.clear()
 
     def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors among `tensors` that have not been written."""
+        """Returns those of `tensors` that have not been written."""
         return [tensor for tensor in tensors if _address(tensor) in self._tensors]
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -65,7 +64,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in the arguments `value`: in lists, tuples and mappings, and below tensor descriptors (`base`)."""
+    """Returns all tensors in `value`: in lists, tuples, mappings, and as the `base` of tensor descriptors."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -81,7 +80,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether a function returns its argument's memory and writes nothing."""
+    """Returns whether a torch function returns its argument's memory and writes nothing."""
     returns = [item.alias_info for item in func._schema.returns]
     return bool(returns) and all(info is not None and not info.is_write for info in returns)
 
@@ -96,7 +95,7 @@ class NotSampled(ValueError):
 
 @dataclass
 class Launches:
-    """The emulated launches of one or several calls, and their results."""
+    """Holds the emulated launches of one or several calls, and their results."""
 
     results: list[LaunchResult] = field(default_factory=list)
     """Results of the launches with all checks."""
@@ -117,19 +116,19 @@ class Launches:
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
-        count, chosen = math.prod(grid), None
+        count, cta_numbers = math.prod(grid), None
         if self.ran < self.of:
             raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
         if self.ctas is not None and count > self.ctas + 2:
-            chosen = [0, *sorted(random.Random(self.seed).sample(range(1, count - 1), self.ctas)), count - 1]
-        self.ran += count if chosen is None else len(chosen)
+            cta_numbers = [0, *sorted(random.Random(self.seed).sample(range(1, count - 1), self.ctas)), count - 1]
+        self.ran += count if cta_numbers is None else len(cta_numbers)
         self.of += count
-        result = self.emulated(compiled, grid, args, chosen)
+        result = self.emulated(compiled, grid, args, cta_numbers)
         if self.checks.counts or self.checks.races:
             self.results.append(result)
 
     def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> LaunchResult:
-        """Emulates the CTAs `ctas` of one launch; None means all CTAs."""
+        """Emulates the CTAs `ctas` of one launch.  If `ctas` is None, emulates all CTAs."""
         with torch._C.DisableTorchFunction():  # tensors may say that they are on a pretended card
             self.launched += 1
             tensors = tensors_in(args)
@@ -149,32 +148,31 @@ class Launches:
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Tensors that kernels may reach by pointers in memory."""
+        """Returns the tensors that kernels may access by pointers in memory."""
         return []
 
     @property
     def races(self) -> tuple[str, ...]:
-        """The races of all launches, each once."""
+        """Returns the races of all launches, without duplicates."""
         return tuple(dict.fromkeys(race for result in self.results for race in result.races))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all launches, each once.  A note is a fault that ptxas repairs."""
+        """Returns the notes of all launches, without duplicates.  A note is a fault that ptxas repairs."""
         return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
 
     @property
     def bytes(self) -> Bytes:
-        """The sum of the bytes of all launches."""
+        """Returns the sum of the bytes of all launches."""
         names = Bytes.__dataclass_fields__
         return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
 
 
 @contextmanager
 def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Sends every launch of Triton and Gluon to `launches`; `configs` is an argument of `emulating_triton`.
+    """Passes every launch of Triton and Gluon to `launches`.  `configs` is passed on to `emulating_triton`.
 
-    Raises `RuntimeError` in a process that interprets Triton's kernels.
-    """
+    Raises `RuntimeError` in a process that interprets Triton's kernels."""
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise RuntimeError("the emulator runs compiled kernels, and this process interprets them (TRITON_INTERPRET=1)")
     # Imported only here, because the first import of Triton fixes its mode for the process.

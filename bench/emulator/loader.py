@@ -1,4 +1,4 @@
-"""Loads a kernel from PTX text: parses the text, and binds the functions that the generated code calls."""
+"""Loads a kernel from PTX text: parses the text, and provides the functions that the generated Python code calls."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EMITTERS = (arithmetic, control, matrix, memory_access, moves)
 
 
 def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
-    """`value` where the predicate holds, and `otherwise` elsewhere."""
+    """Returns `value` where `predicate` is true, and `otherwise` elsewhere."""
     if predicate.__class__ is np.bool_:
         return value if predicate else otherwise
     return np.where(predicate, value, otherwise)
 
 
 def _names() -> dict[str, Any]:
-    """The names that generated code may use."""
+    """Returns the names that generated code may use, with their values."""
     modules = (
         access,
         approximate,
@@ -55,7 +55,7 @@ def _names() -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def load(text: str, name: str | None = None) -> Program:
-    """Loads the kernel `name` of a PTX text; if `name` is None, the text's only kernel.  Raises `PtxError`."""
+    """Loads the kernel `name` of a PTX text (None: its only kernel).  Raises `PtxError` if this is not possible."""
     module = parse(text)
     if name is None and len(module.entries) != 1:
         raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")

@@ -1,4 +1,4 @@
-"""Asks ptxas about a kernel: its registers, and whether ptxas adds a missing fence or a missing wait of wgmma."""
+"""Compiles a kernel with ptxas, for its register count, and to see whether ptxas adds a missing fence or wgmma wait."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FENCE, WAIT = "C7519", "C7517"
 
 
 def notes_of(ptx: str) -> frozenset[str]:
-    """The codes of the notes of Triton's ptxas on PTX for sm_90a.  Raises `ValueError` if ptxas refuses the PTX."""
+    """Returns the codes of ptxas's notes (such as `C7517`) for PTX on sm_90a.  Raises `ValueError` if ptxas fails."""
     return frozenset(re.findall(r"\((C\d+)\)", _log(ptx)))
 
 
 def registers_of(ptx: str, name: str) -> int:
-    """The registers of a thread of the kernel `name`.  Raises `ValueError` where ptxas refuses the PTX."""
-    used = re.search(rf"entry function '{re.escape(name)}'.*?Used (\d+) registers", _log(ptx), re.DOTALL)
-    assert used is not None, "ptxas says it of each kernel"
-    return int(used[1])
+    """Returns the registers per thread of the kernel `name`.  Raises `ValueError` if ptxas refuses the PTX."""
+    register_match = re.search(rf"entry function '{re.escape(name)}'.*?Used (\d+) registers", _log(ptx), re.DOTALL)
+    assert register_match is not None, "ptxas says it of each kernel"
+    return int(register_match[1])
 
 
 @lru_cache(maxsize=32)
@@ -30,13 +30,13 @@ def _log(ptx: str) -> str:
     package = find_spec("triton")
     assert package is not None and package.origin is not None, "a requirement of this package"
     tool = Path(package.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    done = _assemble(tool, ptx)
-    supported = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr)
+    result = _assemble(tool, ptx)
+    supported = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", result.stderr)
     if supported is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
-        done = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {supported[1]}", ptx, count=1))
-    if done.returncode:
-        raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
-    return done.stderr
+        result = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {supported[1]}", ptx, count=1))
+    if result.returncode:
+        raise ValueError(f"ptx: ptxas refuses it: {result.stderr.strip()}")
+    return result.stderr
 
 
 def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:

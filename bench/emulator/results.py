@@ -1,4 +1,4 @@
-"""The result of an emulated launch: bytes by level of memory, counts, races."""
+"""Describes the result of an emulated launch: the bytes moved at each memory level, the counts and the races."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, Triple
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that a launch moved.  A sector counts as 32 bytes, the size of an L2 sector."""
+    """Counts the bytes that a launch moved.  An accessed L2 sector counts as 32 bytes, its full size."""
 
     hbm_read: int = 0
     """Bytes of the sectors that were read at least once: the least that HBM must deliver, if L2 keeps everything."""
@@ -46,7 +46,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The counts and the races of a launch."""
+    """Holds the counts and the races of a launch."""
 
     kernel: str
     bytes: Bytes
@@ -73,7 +73,7 @@ class LaunchResult:
 
     @property
     def flops(self) -> int:
-        """The sum of `tensor_flops`."""
+        """Returns the sum of `tensor_flops`."""
         return sum(self.tensor_flops.values())
 
 
@@ -84,19 +84,19 @@ _COUNTED = {
 
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
-    """The result of a run of a kernel; `ptx` is the text that has the kernel."""
+    """Returns the result of an emulated run of a kernel.  `ptx` is the PTX text that contains the kernel."""
     kernel, counter = run.program.kernel, run.counter
     totals: Mapping[str, int] = counter.totals if counter is not None else {}
     executed = _executed(run)
-    moved = {name: totals.get(key, 0) for name, key in _COUNTED.items()}
-    held = run.memory.allocations
-    read = sum(int(item.sectors_read.sum()) for item in held if item.sectors_read is not None)
-    written = sum(int(item.sectors_written.sum()) for item in held if item.sectors_written is not None)
+    moved_bytes = {name: totals.get(key, 0) for name, key in _COUNTED.items()}
+    allocations = run.memory.allocations
+    read_sectors = sum(int(item.sectors_read.sum()) for item in allocations if item.sectors_read is not None)
+    written_sectors = sum(int(item.sectors_written.sum()) for item in allocations if item.sectors_written is not None)
     grid = run.grid
     races, notes = _races(run, ptx) if run.checks.races else ((), ())
     return LaunchResult(
         kernel=kernel.name,
-        bytes=Bytes(hbm_read=SECTOR * read, hbm_write=SECTOR * written, **moved),
+        bytes=Bytes(hbm_read=SECTOR * read_sectors, hbm_write=SECTOR * written_sectors, **moved_bytes),
         instructions=_by_opcode(kernel, executed),
         lines=_by_line(run, executed),
         tensor_flops=_tensor_flops(kernel, executed),
@@ -111,11 +111,11 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
 
 
 def _executed(run: Run) -> dict[int, int]:
-    """The number of threads that executed each instruction."""
+    """Returns, for each instruction, the number of threads that executed it."""
     threads: Tally[int] = Tally()
     if run.counter is not None:
-        for (place, grain), lanes in run.counter.blocks.items():
-            block = run.program.block(place, grain)
+        for (start, grain), lanes in run.counter.blocks.items():
+            block = run.program.block(start, grain)
             for number in range(block.start, block.end):
                 threads[number] += lanes
     return threads
@@ -133,18 +133,18 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
     lines: dict[tuple[str, int], dict[str, int]] = {}
 
     def at(number: int) -> dict[str, int]:
-        place = kernel.instructions[number].place
+        source_line = kernel.instructions[number].place
         # A line of an inlined function counts at its call in the kernel's own source.
-        key = ("", 0) if place is None else place.caller or (place.file, place.line)
+        key = ("", 0) if source_line is None else source_line.caller or (source_line.file, source_line.line)
         return lines.setdefault(key, {})
 
     for number, lanes in executed.items():
         item = at(number)
         item["threads"] = item.get("threads", 0) + lanes
     if run.counter is not None:
-        for (number, what), amount in run.counter.by_instruction.items():
+        for (number, count_name), amount in run.counter.by_instruction.items():
             item = at(number)
-            item[what] = item.get(what, 0) + amount
+            item[count_name] = item.get(count_name, 0) + amount
     return dict(sorted(lines.items()))
 
 
@@ -163,7 +163,7 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The races of a run, and the faults that would be races if ptxas did not repair them."""
+    """Returns texts of the races of a run, and of the faults that would be races if ptxas did not repair them."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
@@ -196,18 +196,18 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
     }
     mended = notes_of(ptx) if any(doubtful.values()) else frozenset()
-    texts += [text for code, broken in doubtful.items() if code not in mended for text in broken]
+    texts += [text for code, faults in doubtful.items() if code not in mended for text in faults]
     notes = [
         f"{text} (ptxas puts one there, note {code}, and the products no longer overlap)"
-        for code, broken in doubtful.items()
+        for code, faults in doubtful.items()
         if code in mended
-        for text in broken
+        for text in faults
     ]
     return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys([*rounded, *notes]))
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Keeps one of several races that differ only in address and actors, such as the turns of an unrolled loop."""
+    """Keeps one of several races that differ only in address and actors, as iterations of an unrolled loop do."""
     first: dict[tuple[object, ...], Race] = {}
     for race in races:
         first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
@@ -215,12 +215,12 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory; gives the byte of the argument instead of the address."""
+    """Describes a race on global memory.  Gives the byte within the kernel's argument instead of the address."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)
-    place = f"byte {race.address - allocation.base} of {allocation.name}"
-    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {place}", 1)
+    position = f"byte {race.address - allocation.base} of {allocation.name}"
+    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {position}", 1)
 
 
 def _unfenced(wgmma: Instruction, other: Instruction | None) -> str:

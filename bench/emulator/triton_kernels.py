@@ -1,4 +1,4 @@
-"""Emulates launches of kernels that Triton or Gluon compiled: packs the arguments of their PTX."""
+"""Emulates launches of kernels that Triton or Gluon compiled.  Packs the arguments for their PTX parameters."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
-    """A `PtxLaunch` of a `CompiledKernel`, the values of its PTX parameters, and the tensors of its tensor maps.
+    """Returns a `PtxLaunch` of a `CompiledKernel`, the values of its PTX parameters, and the tensors of its maps.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
-    if the number of `args` differs from the signature.
-    """
+    if the number of `args` differs from the signature."""
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
     signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
@@ -69,10 +68,9 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """A tensor for a pointer of type `kind`.  A tensor that `triton.reinterpret` wraps is unwrapped.
+    """Returns the tensor for a pointer of type `kind`.  A tensor that `triton.reinterpret` wraps is unwrapped.
 
-    Raises `ValueError` if the kernel was compiled for another dtype.
-    """
+    Raises `ValueError` if the kernel was compiled for another dtype."""
     if isinstance(value, torch.Tensor):
         names = DTYPES.get(value.dtype)
         if names and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in names:
@@ -85,12 +83,12 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
 
 
 def _name(compiled: Any, key: Any) -> str:
-    """The name of an argument in the source.  Triton's `key` is the name, the index, or a tuple with the index."""
+    """Returns an argument's name in the source.  Triton's `key` is the name, the index, or a tuple with the index."""
     return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
-    """The grid as Triton's driver launches it: a program with `num_ctas` CTAs is a cluster."""
+    """Returns the grid in CTAs, as Triton's driver launches it.  A Triton program with `num_ctas` CTAs is a cluster."""
     sizes = [*map(int, grid), 1, 1][:3]
     return tuple(size * ctas for size, ctas in zip(sizes, _cluster(compiled.metadata), strict=True))
 
@@ -101,7 +99,7 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Values with their types; tuples are flattened, and values that Triton specialised away are left out."""
+    """Yields values with their types.  Flattens tuples, and leaves out the values that Triton specialised away."""
     for value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flat(value, kind)
@@ -110,7 +108,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """A number as Triton's launcher passes it: an annotation may turn an integer into a float, or narrow a float."""
+    """Returns a number as Triton's launcher passes it.  An annotation may make it a float, or narrow a float."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -119,7 +117,7 @@ def _float(value: float, kind: Any) -> Any:
 
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:
-    """The parameters of a tensor descriptor: a map, or the tensor with its shape and strides."""
+    """Returns the kernel parameters for a tensor descriptor: a map (or the tensor), then its shape and strides."""
     shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
         flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
@@ -128,7 +126,7 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
     kind = ELEMENTS[int(meta["elem_type"])]
     if getattr(value, "round_f32_to_tf32", False):
         kind = DRIVER_ELEMENTS[11]
-    made = TensorMap(
+    tensor_map = TensorMap(
         address=value.base.data_ptr(),
         element=kind,
         dims=tuple(reversed(shape)),
@@ -137,18 +135,17 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
         swizzle=SWIZZLES[int(meta["swizzle"])],
         fill="nan" if value.padding == "nan" else "zero",
     )
-    return [made, *shape, *strides]
+    return [tensor_map, *shape, *strides]
 
 
 @contextmanager
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` and gives every launch to `handle`, also the launch of a `CompiledKernel`.
+    """Compiles kernels for `sm` and passes every launch to `handle`, also the launch of a `CompiledKernel`.
 
-    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default the first.  The
-    result of the last config stays.
-    """
+    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default the first
+    config.  The result of the last config is kept."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
@@ -159,28 +156,28 @@ def emulating_triton(
     init, tune = CompiledKernel._init_handles, Autotuner.run
 
     def ready(self: Any) -> None:
-        """Runs in place of loading the code: prepares what a launch calls."""
+        """Prepares what a launch calls.  Runs in place of the code that loads the kernel."""
         self.module = self.function = self.name
         self._run = partial(_launched, self)
 
     def missing(self: Any, name: str) -> int:
-        """The values that Triton knows of a loaded kernel: its registers and the bytes of its spills."""
+        """Returns what Triton knows of a loaded kernel: its registers, spilled words or maximum threads."""
         if name not in ("n_regs", "n_spills", "n_max_threads"):
             raise AttributeError(name)
-        used = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
-        assert used is not None, "ptxas says both"
-        self.n_regs, self.n_spills, self.n_max_threads = int(used[2]), int(used[1]) // 4, MOST_THREADS
+        usage = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
+        assert usage is not None, "ptxas says both"
+        self.n_regs, self.n_spills, self.n_max_threads = int(usage[2]), int(usage[1]) // 4, MOST_THREADS
         return int(getattr(self, name))
 
     def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         candidates = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
-        before = {} if configs is None else _contents([*args, *kwargs.values()])
+        old_contents = {} if configs is None else _contents([*args, *kwargs.values()])
         for config in candidates[:1] if configs is None else configs(candidates, {**self.nargs, **kwargs}):
             if kernel is not None:  # the next config starts with the same contents as the first config
-                for address, held in before.items():
-                    ctypes.memmove(address, held, len(held))
+                for address, old_bytes in old_contents.items():
+                    ctypes.memmove(address, old_bytes, len(old_bytes))
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
@@ -199,7 +196,7 @@ def emulating_triton(
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """By address: the bytes of the tensors among `values`.  They are read without torch, which would count a use."""
+    """Returns the bytes of tensors by address.  Reads them without torch, because torch would count a use."""
     storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 

@@ -1,1 +1,1 @@
-"""Checks of the whole engine: runs as records (`runs.py`), and what is read from a model's files (`doctor.py`)."""
+"""Checks the whole engine: its runs as records (`runs.py`), and what it reads from a model's files (`doctor.py`)."""

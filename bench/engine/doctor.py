@@ -37,16 +37,16 @@ FAR = 0.01
 
 
 def understood(model: str) -> list[dict[str, Any]]:
-    """Returns one row for each fact that is read from a model's files.  Raises `ValueError` on a refused model."""
+    """Returns a row for each fact read from a model's files.  Raises `ValueError` if the engine refuses the model."""
     path = path_of(model)
     checkpoint, tokenizer = open_checkpoint(path), Tokenizer(path)
-    ends = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
-    named = sorted(end_tokens(ends, checkpoint.architecture.vocab_size))
+    ends_by_source = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
+    end_ids = sorted(end_tokens(ends_by_source, checkpoint.architecture.vocab_size))
     rows = [*asdict(checkpoint.architecture).items()]
     rows += [("parameters", checkpoint.architecture.parameters().total), ("tokens", tokenizer.size)]
     rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
-    rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in named) or "none")]
-    rows += [(f"end tokens of {source}", tokens) for source, tokens in ends.items()]
+    rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in end_ids) or "none")]
+    rows += [(f"end tokens of {source}", tokens) for source, tokens in ends_by_source.items()]
     rows += [*read_generation(*checkpoint.generation()).items()]
     return [
         {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
@@ -54,8 +54,8 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """Yields a row for the tokens of `TEXTS`, and a row for the likeliest next tokens of two prompts, beside
-    transformers'.
+    """Compares the engine with transformers.  Yields a row for the tokens of `TEXTS`, and a row for the likeliest next
+    tokens of two prompts.
 
     Raises `ValueError` if transformers cannot load the files."""
     from huggingface_hub.errors import StrictDataclassError
@@ -70,22 +70,22 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
             reference = AutoTokenizer.from_pretrained(source, **options)
-            other = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
+            hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
-    pairs = [(text, tokenizer.encode(text), reference(text)["input_ids"]) for text in TEXTS]
-    differing = [f"{text!r}: {ours}, there {theirs}" for text, ours, theirs in pairs if ours != theirs]
-    yield {"what": "tokens", "of": len(pairs), "differ": len(differing), "first": "".join(differing[:1])}
+    encodings = [(text, tokenizer.encode(text), reference(text)["input_ids"]) for text in TEXTS]
+    differing = [f"{text!r}: {ours}, there {theirs}" for text, ours, theirs in encodings if ours != theirs]
+    yield {"what": "tokens", "of": len(encodings), "differ": len(differing), "first": "".join(differing[:1])}
     llm = LLM(model, dtype="float32", device="cpu")
     prompts = [tokenizer.encode(text) for text in TEXTS[:2]]
-    gaps = [(prompt, _gap(llm, other, prompt)) for prompt in prompts]
+    gaps = [(prompt, _gap(llm, hf_model, prompt)) for prompt in prompts]
     differing = [f"{prompt}: {gap:.3g}" for prompt, gap in gaps if gap > FAR]
     yield {"what": "log-probabilities", "of": len(gaps), "differ": len(differing), "first": "".join(differing[:1])}
 
 
 @torch.inference_mode()
 def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
-    """Returns the largest difference between the log-probabilities of the likeliest next tokens."""
+    """Returns the largest difference of both models' log-probabilities for the engine's likeliest next tokens."""
     answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
     assert answer.logprobs is not None, "they were asked for"
     theirs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)

@@ -41,7 +41,7 @@ def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
 
 @dataclass(frozen=True)
 class EngineRun:
-    """The answers of a run, and their latencies."""
+    """Holds the answers of a run, and their latencies."""
 
     outputs: list[RequestOutput]
     summary: LatencySummary
@@ -56,25 +56,25 @@ class EngineRun:
 
     @property
     def reason(self) -> str:
-        """The reason for a status that is not OK."""
+        """Returns the reason for a status that is not OK."""
         return self.fault or self.noise
 
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt.  Calls `show` with each token when the engine delivers the token."""
-    fault, began = tampered(), run_times()
+    fault, start_times = tampered(), run_times()
     for event in llm.stream(prompt, params):
         show(event)
     output = event.output
     assert output is not None, "the last event of a request carries its output"
-    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(began)), fault)
+    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(start_times)), fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
     """Runs prompts that all arrive at once.  Their ITLs always differ, so only waiting threads count as noise."""
-    fault, began = tampered(), run_times()
+    fault, start_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    return _run(outputs, why_noisy((), waiting_since(began)), fault)
+    return _run(outputs, why_noisy((), waiting_since(start_times)), fault)
 
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:

@@ -22,39 +22,39 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
 }
 """By measured field, the factor of each unit that the field may have."""
-Places = Mapping[str, tuple[str, float]]
+ColumnByField = Mapping[str, tuple[str, float]]
 """By field: the name of its column, or `=` and a text for all rows; and the factor of the column's unit."""
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per row; for `columns` see `places_of`.  Raises `ValueError` on a row that lacks a cell."""
-    text, places = files.read_text(path), places_of(columns)
+    """Returns one record per row; `places_of` describes `columns`.  Raises `ValueError` if a row lacks a cell."""
+    text, column_by_field = files.read_text(path), places_of(columns)
     source = files.ResultFile("csv", files.file_time(path), text + str(columns), {})
     rows = csv.DictReader(StringIO(text))
-    if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
+    if lacking := [name for name in ("op", "kernel", "latency") if name not in column_by_field]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
     for row in rows:
-        _add(path, source, f"line {rows.line_num}", row, places)
+        _add(path, source, f"line {rows.line_num}", row, column_by_field)
     return source.imported()
 
 
-def places_of(columns: Sequence[str]) -> Places:
-    """Parses texts FIELD=COLUMN, FIELD=COLUMN:UNIT for a measured field, or FIELD==TEXT for one text in all rows."""
-    places = {}
+def places_of(columns: Sequence[str]) -> ColumnByField:
+    """Parses FIELD=COLUMN, FIELD=COLUMN:UNIT for a measured field, or FIELD==TEXT for the same text in all rows."""
+    column_by_field = {}
     for text in columns:
         field, _, column = text.partition("=")
         column, _, unit = column.rpartition(":") if field in UNITS else (column, "", "")
         if field in UNITS and unit not in UNITS[field]:
             raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
-        if not column or field in places or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
+        if not column or field in column_by_field or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
             fields = ", ".join((*NAMES, *UNITS))
             raise ValueError(f"column: expected FIELD=COLUMN with each once of {fields} or case.NAME, got {text!r}")
-        places[field] = column, UNITS[field][unit] if unit else 1.0
-    return places
+        column_by_field[field] = column, UNITS[field][unit] if unit else 1.0
+    return column_by_field
 
 
-def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
-    """Adds the record of a row.  Skips the row if the lab has its op, but the op does not have its case."""
+def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: ColumnByField) -> None:
+    """Adds the record of a row.  Skips the row if Rooflab has its op, but the op does not accept its case (sizes)."""
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)
@@ -63,8 +63,8 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
             expected = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
             raise ValueError(f"{path.name}, {where}: expected {expected}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
-    named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
-    case = files.make_case(named)
+    params = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
+    case = files.make_case(params)
     try:
         case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
     except ValueError as error:

@@ -31,8 +31,7 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Imported:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
-    A reader of the entry points `rooflab.readers` is a function that takes paths and returns an `Imported`.
-    """
+    A reader is an entry point of the group `rooflab.readers`: a function that takes paths and returns an `Imported`."""
     plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
         raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
@@ -47,17 +46,16 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
 
 
 def summary(imported: Imported) -> dict[str, Any]:
-    """The definitions, rows and skipped results as JSON values."""
+    """Returns the definitions, rows and skipped results of an import as JSON values."""
     skipped = [asdict(each) for each in imported.skipped]
     rows = [bench_row(record) for record in imported.records]
     return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:
-    """Writes the chosen records to the file `to`.  Returns the number written, and the records that `form` cannot hold.
+    """Writes the chosen records to `to`.  Returns the number written, and the records that the format cannot hold.
 
-    Raises `ValueError` on an unknown format `form`, or if no record is chosen.
-    """
+    Raises `ValueError` on an unknown format `form`, or if no record is chosen."""
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
     records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]

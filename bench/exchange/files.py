@@ -1,4 +1,4 @@
-"""Code that importers and exporters share: a file's errors, and another tool's environment as a record holds it."""
+"""Holds shared code of importers and exporters: a file's errors, and another tool's environment as record fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 
 @dataclass(frozen=True)
 class Skipped:
-    """A part of a file that did not become a record, or a record that was not exported."""
+    """Describes a part of a file that did not become a record, or a record that was not exported."""
 
     place: str
     reason: str
@@ -33,7 +33,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records in files, the parts of the files that were skipped, and the definitions of a data set."""
+    """Holds the records in files, the parts of the files that were skipped, and the definitions of a data set."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -47,7 +47,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """The values that all records of one file share, and the file's records and skipped parts so far."""
+    """Collects the records and the skipped parts of one file.  Holds the values that all these records share."""
 
     tool: str
     timestamp: str
@@ -62,25 +62,24 @@ class ResultFile:
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
-        """Notes a part of the file that does not become a record, and the reason."""
+        """Records that a part of the file does not become a record, and the reason."""
         self.skipped.append(Skipped(place, reason))
 
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
-        """The finite numbers among `values`.  Any other value is noted as skipped, because a record cannot hold it."""
-        numbers = {}
+        """Returns the finite numbers of `values`.  Records any other value as skipped: a record cannot hold it."""
+        finite_numbers = {}
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                numbers[name] = float(value)
+                finite_numbers[name] = float(value)
             else:
                 self.skip(place, f"its {name} is {value}")
-        return numbers
+        return finite_numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
-        """Adds a bench record; `values` are its other fields.  An impossible latency makes the record INVALID.
+        """Adds a bench record.  `values` are its other fields.  An impossible latency makes the record INVALID.
 
         The run's id comes from the time and content of the file, so that a second import gives the same file of
-        records.  Raises `ValueError` with the place in the file if a value does not fit its field.
-        """
+        records.  Raises `ValueError` with the place in the file if a value does not fit its field."""
         moment = datetime.fromisoformat(self.timestamp)
         fields: dict[str, Any] = {
             "run_id": f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
@@ -103,7 +102,7 @@ class ResultFile:
 
 
 def is_time(latency_ms: float) -> bool:
-    """Whether a number is a possible time of a kernel."""
+    """Returns whether a number is a possible time of a kernel."""
     return math.isfinite(latency_ms) and latency_ms > 0
 
 
@@ -118,22 +117,21 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text; an integer that is too large for a float becomes infinity.
+    """Returns the value of a JSON text.  An integer that is too large for a float becomes infinity.
 
-    Raises `ValueError` with the place, line and column of an error in the text.
-    """
+    Raises `ValueError` with `place` and the line and column of an error in the text."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
+        position = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise ValueError(f"{place}, {position}: not JSON: {error.msg}") from error
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
-    """The environment as a record holds it; values that another tool's file does not give are None.
+    """Returns the environment in the form of a record.  Values that another tool's file does not give are None.
 
-    `hardware` is the machine's name in the file; `gpu` is the name of its GPU, or None.  The machine key begins with
-    `imported-`, so that no imported result seems to come from a machine that Rooflab itself recorded.
+    `hardware` is the machine's name in the file.  `gpu` is the name of its GPU, or None.  The machine key begins with
+    `imported-`.  So no imported result seems to come from a machine that Rooflab itself recorded.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
@@ -151,7 +149,7 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
 
 
 def when(value: object, place: str) -> str:
-    """A time as a record holds it: UTC, ISO 8601, to the second.  Raises `ValueError` if `value` is not ISO 8601."""
+    """Returns a time in a record's form: UTC, ISO 8601, to the second.  Raises `ValueError` on any other format."""
     try:
         return datetime.fromisoformat(in_utc(str(value))).isoformat(timespec="seconds")
     except ValueError as error:
@@ -159,7 +157,7 @@ def when(value: object, place: str) -> str:
 
 
 def file_time(path: Path) -> str:
-    """The time at which a file was written, for a format that contains no time."""
+    """Returns the time at which a file was written, for a format that contains no time."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
@@ -167,9 +165,9 @@ _ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Another tool's parameters as a case.  The case's text can be parsed: `,`, `=`, `%` become `%2C`, `%3D`, `%25`.
+    """Returns another tool's parameters as a case.  `,`, `=`, `%` become `%2C`, `%3D`, `%25`, so that it can be parsed.
 
-    If two names differ only in characters that a case cannot have, `_` at the end keeps the names different.
+    Two names may differ only in characters that a case cannot have.  A `_` at the end then keeps the names different.
     """
     parameters: dict[str, Scalar] = {}
     for name, value in values.items():
@@ -185,8 +183,7 @@ def make_case(values: Mapping[str, Any]) -> Case:
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
     """Writes one file `<run_id>.jsonl` for each run, and returns the paths.  Each file is written atomically.
 
-    Raises `ValueError` if one of the files already exists: it was imported before.
-    """
+    Raises `ValueError` if one of the files already exists: its run was imported before."""
     runs: dict[Path, str] = {}
     for record in records:
         path = Path(folder) / f"{record.run_id}.jsonl"
@@ -198,11 +195,10 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """Returns the bench records with a latency, and the other records, each with the reason why it is skipped.
+    """Returns the bench records with a latency, and the other records, each with the reason why an export skips it.
 
-    Raises `ValueError` if no bench record has a latency.
-    """
-    chosen, skipped = [], []
+    Raises `ValueError` if no bench record has a latency."""
+    timed_records, skipped = [], []
     for record in records:
         if record.kind != "bench":
             skipped.append(Skipped(benchmark_name(record), f"of kind {record.kind}, not bench"))
@@ -212,23 +208,22 @@ def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
         elif "pair" in record.metrics:
             skipped.append(Skipped(benchmark_name(record), "one process of an A/B, whose verdict is in its own record"))
         else:
-            chosen.append(record)
-    if not chosen:
+            timed_records.append(record)
+    if not timed_records:
         raise ValueError(f"records: expected a bench record with a latency, got none among {len(records)}")
-    return chosen, skipped
+    return timed_records, skipped
 
 
 def benchmark_name(record: Record) -> str:
-    """The name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
+    """Returns the name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
     work = "/".join(part for part in (record.op, record.kernel) if part) or record.kind
     return " ".join(part for part in (work, record.case_id, record.scheme) if part)
 
 
 def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
-    """Writes all records of any kind and status as CSV, with one column for each field of the schema.
+    """Writes all records of any kind and status as CSV, with one column for each field of a record.
 
-    Texts and numbers stay unchanged; lists and objects become JSON.  Raises `ValueError` if there is no record.
-    """
+    Texts and numbers stay unchanged; lists and objects become JSON.  Raises `ValueError` if there is no record."""
     if not records:
         raise ValueError("records: expected at least one, got none")
     rows = [

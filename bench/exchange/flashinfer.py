@@ -1,7 +1,8 @@
 """Reads flashinfer-bench's results: a folder with definitions and traces.
 
 `definitions/<op_type>/*.json` define what a kernel computes.  `traces/**/*.jsonl` have one result per line.  The reader
-recognises a definition by its type and inputs.  It never runs the Python text; it only finds a norm's epsilon in it.
+recognises a definition by its type and inputs.  It never runs a definition's Python code; it only finds a norm's
+epsilon.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 
 @dataclass(frozen=True)
 class Axis:
-    """A size in a definition: `const` has a value, and `var` gets its value from a workload."""
+    """Describes a size in a definition: `const` has a value, and `var` gets its value from a workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -73,7 +74,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition of a kernel's computation, as one file contains it."""
+    """Holds the definition of a kernel's computation, as one file contains it."""
 
     name: str
     op_type: str
@@ -94,12 +95,12 @@ class Definition:
 
     @cached_property
     def eps(self) -> float | None:
-        """The number that the Python text assigns to an epsilon.  None if there is none, or if the numbers differ."""
+        """Returns the epsilon that the Python code assigns.  Returns None if it assigns no number, or several."""
         try:
             tree = ast.parse(self.reference)
         except SyntaxError as error:
             raise ValueError(f"reference, line {error.lineno}: not Python: {error.msg}") from error
-        numbers = {
+        epsilons = {
             float(node.value.value)
             for node in ast.walk(tree)
             if isinstance(node, ast.Assign)
@@ -107,11 +108,11 @@ class Definition:
             and isinstance(node.value.value, int | float)
             and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILONS
         }
-        return numbers.pop() if len(numbers) == 1 else None
+        return epsilons.pop() if len(epsilons) == 1 else None
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Our op that computes the definition, and "".  If there is no such op: None, and the reason."""
+        """Returns Rooflab's op that computes the definition, and "".  Without an op, returns None and the reason."""
         of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
         if not of_type:
@@ -124,7 +125,7 @@ class Definition:
         return (None, reason) if reason else (fitting[0], "")
 
     def _unlike(self, op: str) -> str:
-        """The reason why the definition is not `op` although the inputs match; "" if the definition is `op`."""
+        """Returns why `op` does not compute the definition, although the inputs match.  Returns "" if `op` does."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -142,12 +143,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme whose tensors all have the definition's only float dtype.  None if there is no such scheme."""
+        """Returns the name of Rooflab's dtype scheme for the definition's only float dtype, or None."""
         names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Our case with the sizes `axes`; if no op of ours fits, a case with the definition's name and sizes."""
+        """Returns the case (a call's sizes) of Rooflab's op.  Without an op, it is the definition's name and `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -162,7 +163,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """The definition's name and type, and our op that computes it, or the reason why no op does."""
+        """Returns the definition's name and type, and Rooflab's op that computes it, or the reason why no op does."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}
@@ -170,7 +171,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of one call of a kernel."""
+    """Holds the sizes of one call of a kernel."""
 
     uuid: str
     axes: Mapping[str, int]
@@ -178,7 +179,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TraceMachine:
-    """The machine on which a result was measured."""
+    """Describes the machine on which a result was measured."""
 
     hardware: str
     libs: Mapping[str, Any] | None = None
@@ -186,7 +187,7 @@ class TraceMachine:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The status, the times and the machine of a result."""
+    """Holds the status, the times and the machine of a result."""
 
     status: str
     timestamp: str
@@ -198,7 +199,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class FlashInferTrace:
-    """One result of flashinfer-bench."""
+    """Holds one result of flashinfer-bench."""
 
     definition: str
     solution: str
@@ -207,7 +208,7 @@ class FlashInferTrace:
 
 
 def read(paths: Sequence[Path]) -> files.Imported:
-    """The entry point `flashinfer`: calls `read_dataset` on one folder.  Raises `ValueError` on several folders."""
+    """Implements the entry point `flashinfer`: reads one folder by `read_dataset`.  Raises `ValueError` on several."""
     if len(paths) != 1:
         raise ValueError(f"path: expected one, got {len(paths)}")
     return read_dataset(paths[0])
@@ -216,43 +217,42 @@ def read(paths: Sequence[Path]) -> files.Imported:
 def read_dataset(root: Path) -> files.Imported:
     """Returns one record for each trace in a folder, and a row for each definition.
 
-    A trace is skipped, with the reason, if the data set lacks its definition, if its workload lacks an axis, or if an
-    axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different inputs are
-    separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a malformed
-    value.
-    """
+    A trace is skipped, with the reason, if the data set lacks its definition or its workload lacks an axis.  It is also
+    skipped if an axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different
+    inputs are separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a
+    malformed value."""
     definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for path in sorted((root / "traces").rglob("*.jsonl")):
         for number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
-                place = f"{path.name}, line {number}"
-                trace = decoded(FlashInferTrace, files.parse_json(line, place), place)
-                newest, content = max(newest, files.when(trace.evaluation.timestamp, place)), f"{content}{line}\n"
-                traces.append((place, trace))
+                location = f"{path.name}, line {number}"
+                trace = decoded(FlashInferTrace, files.parse_json(line, location), location)
+                newest, content = max(newest, files.when(trace.evaluation.timestamp, location)), f"{content}{line}\n"
+                traces.append((location, trace))
     source = files.ResultFile(TOOL, newest, content, {})
     usable: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
-    for place, trace in traces:
+    for location, trace in traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
-            source.skip(place, f"no definition called {trace.definition!r} is there")
+            source.skip(location, f"no definition called {trace.definition!r} is there")
         elif empty := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
-            source.skip(place, f"its workload has no {', '.join(empty)}")
+            source.skip(location, f"its workload has no {', '.join(empty)}")
         else:
             case = definition.case(axes)
-            usable.append((place, trace, definition, case))
+            usable.append((location, trace, definition, case))
             workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
-    for place, trace, definition, case in usable:
+    for location, trace, definition, case in usable:
         uuid = trace.workload.uuid
-        several = len(workloads[definition.op[0], case.id]) > 1
-        full_case = case.but(**files.make_case({"workload": uuid})) if several else case
-        _add(trace, definition, full_case, source, f"{place}, evaluation")
+        has_variants = len(workloads[definition.op[0], case.id]) > 1
+        full_case = case.but(**files.make_case({"workload": uuid})) if has_variants else case
+        _add(trace, definition, full_case, source, f"{location}, evaluation")
     counts = Counter(trace.definition for _, trace in traces)
     return source.imported([each.row(counts[each.name]) for each in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
-    """By name, the definitions in a folder.  Raises `ValueError` with the file and place of a malformed value."""
+    """Returns a folder's definitions by name.  Raises `ValueError` with the file and place of a malformed value."""
     if not (root / "definitions").is_dir():
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
     definitions: dict[str, Definition] = {}
@@ -276,7 +276,7 @@ def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: fil
         reason = f"{evaluation.status}: {(str(evaluation.log or '').strip() or 'no log').splitlines()[-1].strip()}"
     tools = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
     gpu = hardware.replace("_", " ")
-    both = {**performance, **(evaluation.correctness or {})}
+    results = {**performance, **(evaluation.correctness or {})}
     values = {
         "timestamp": files.when(evaluation.timestamp, place),
         "status": status,
@@ -285,7 +285,7 @@ def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: fil
         "op": definition.op[0] or definition.op_type,
         "kernel": trace.solution,
         "scheme": definition.scheme,
-        "metrics": source.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place),
+        "metrics": source.finite({name: results[name] for name in METRICS if results.get(name) is not None}, place),
     }
     source.add(place, case, latency, values)
 

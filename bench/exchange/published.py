@@ -1,7 +1,7 @@
-"""Reads tables of kernel times that others published, for `roofline/published.py`; a TOML file describes each source.
+"""Reads tables of kernel times that others published, for `roofline/published.py`.  A TOML file describes each source.
 
 `sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description gives
-for each table: the files, the rows (`where`), our op and scheme, and the column of each value of the case.
+for each table: the files, the rows (`where`), Rooflab's op and scheme (dtypes), and the column of each size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNBELIEVABLE = 0.02
 
 @dataclass(frozen=True)
 class Placed:
-    """A table that was read but is not yet written."""
+    """Holds a table that was read but is not yet written."""
 
     table: Table
     rows: pd.DataFrame
@@ -52,15 +52,15 @@ class Placed:
     """Whether the description selects the table for the repository."""
 
     def row(self) -> dict[str, Any]:
-        """The table as a row of a list that is printed."""
+        """Returns the table as a row of a printed list."""
         table = self.table
-        more = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
-        return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | more
+        extra = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
+        return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | extra
 
 
 @dataclass
 class Published:
-    """The tables that an import found, and the rows that it left out."""
+    """Holds the tables that an import found, and counts the rows that it left out."""
 
     placed: list[Placed] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
@@ -70,31 +70,30 @@ class Published:
     """The number of rows that were read: the rows of the tables, rows left out, and repeated rows."""
 
     def summary(self) -> dict[str, Any]:
-        """The results of the import as JSON values."""
+        """Returns the results of the import as JSON values."""
         tables = [each.row() | {"left_out": each.below} for each in self.placed]
         return {"rows": self.read, "tables": tables, "no_place": dict(self.left)}
 
 
 def read_published(paths: Sequence[Path]) -> Published:
-    """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions knows, or descriptions (TOML).
+    """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions fits, or descriptions (TOML).
 
     A description reads the files in its own folder.  Raises `ValueError` if there is no path, on any other file, on a
-    file that cannot be read, on a missing column, and on impossible times.
-    """
+    file that cannot be read, on a missing column, and on impossible times."""
     published = Published()
     if not paths:
         raise ValueError(f"path: expected {ANY_PATH}, got none")
     for path in paths:
-        (description, files), before = _described(path), published.read
+        (description, files), rows_before = _described(path), published.read
         for name, content in files:
             _read_file(description, name, content, published)
-        if published.read == before:
+        if published.read == rows_before:
             raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
     return published
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
-    """The description that fits a path, and the names and contents of the files to read."""
+    """Returns the description that fits a path, and the names and contents of the files to read."""
     if path.suffix == ".toml" and path.is_file():
         description = _description(path)
         return description, _inside(path.parent, description["files"])
@@ -126,15 +125,15 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a path fits a pattern of `fnmatch`, in which `{a,b}` stands for the text `a` or the text `b`."""
+    """Returns whether a path fits an `fnmatch` pattern, in which `{a,b}` stands for the text `a` or the text `b`."""
     braces = re.search(r"\{([^}]*)\}", pattern)
     if braces is None:
         return fnmatch(name, pattern)
-    return any(_matches(name, pattern.replace(braces[0], each)) for each in braces[1].split(","))
+    return any(_matches(name, pattern.replace(braces[0], option)) for option in braces[1].split(","))
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """The name and content of each file in a folder or a wheel whose path fits the pattern."""
+    """Yields the name and content of each file in a folder or a wheel, if the file's path fits the pattern."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file() and _matches(name := file.relative_to(path).as_posix(), pattern):
@@ -179,12 +178,12 @@ def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
 def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | type[float]) -> pd.Series[Any]:
     values = _column(frame, column, place)
     if not pd.api.types.is_numeric_dtype(values):
-        read = [number_in(str(cell), f"{place}, column {column!r}") for cell in values]
-        if None in read:
+        parsed_cells = [number_in(str(cell), f"{place}, column {column!r}") for cell in values]
+        if None in parsed_cells:
             raise ValueError(
-                f"{place}, column {column!r}: expected only numbers, got {values.iloc[read.index(None)]!r}"
+                f"{place}, column {column!r}: expected only numbers, got {values.iloc[parsed_cells.index(None)]!r}"
             )
-        values = pd.Series(read, index=values.index, dtype=float)
+        values = pd.Series(parsed_cells, index=values.index, dtype=float)
     try:
         numbers = values.astype(kind)
     except (ValueError, TypeError) as error:
@@ -201,18 +200,18 @@ def _read_file(description: Mapping[str, Any], name: str, content: bytes, publis
     for table in description["table"]:
         if not _matches(name, table.get("files", "*")):
             continue
-        chosen = pd.Series(True, index=frame.index)
+        row_mask = pd.Series(True, index=frame.index)
         for column, values in table.get("where", {}).items():
-            chosen &= _column(frame, column, name).isin(values)
-        if (chosen & placed_rows).any():
+            row_mask &= _column(frame, column, name).isin(values)
+        if (row_mask & placed_rows).any():
             raise ValueError(f"{name}: two tables of the description take the same rows")
-        placed_rows |= chosen
-        published.placed += _placed(description, table, name, frame[chosen])
+        placed_rows |= row_mask
+        published.placed += _placed(description, table, name, frame[row_mask])
     published.read += len(frame)
-    rest = int((~placed_rows).sum())
+    unused_rows = int((~placed_rows).sum())
     family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
-    if rest:
-        published.left[family] += rest
+    if unused_rows:
+        published.left[family] += unused_rows
 
 
 def _placed(
@@ -223,17 +222,17 @@ def _placed(
     latency = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latency.between(0, float("inf"), inclusive="neither").all():
         raise ValueError(f"{name}: expected finite times above 0, got {latency.min()} to {latency.max()}")
-    numbers = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
+    values = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
     for key, factor in table.get("scale", {}).items():
-        numbers[key] *= factor
-    for key, more in table.get("add", {}).items():
-        numbers[key] += more
-    numbers["us"] = latency * (MS[description["unit"]] * 1e3)
+        values[key] *= factor
+    for key, addend in table.get("add", {}).items():
+        values[key] += addend
+    values["us"] = latency * (MS[description["unit"]] * 1e3)
     names = [
-        _column(frame, description.get(each, default), name)
-        for each, default in (("device", "device"), ("kernel", "kernel_source"))
+        _column(frame, description.get(name_key, default), name)
+        for name_key, default in (("device", "device"), ("kernel", "kernel_source"))
     ]
-    for (device, kernel), rows in numbers.groupby(names, sort=True, dropna=False):
+    for (device, kernel), rows in values.groupby(names, sort=True, dropna=False):
         made = _table(description, table, name, str(device), str(kernel))
         matches = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
         yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(matches))
@@ -272,35 +271,35 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 
 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
-    """Returns a table with one row per shape, the median of the shape's rows.  Each row is compared with the bound."""
+    """Returns a table with the median time of each shape.  Leaves out times below the roofline bound."""
     times = rows.groupby(columns)["us"].median()
-    plausible, below = [], []
+    plausible, below_bound = [], []
     for values, us in times.items():
         key = values if isinstance(values, tuple) else (values,)
         shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
-        least = table.least_s(shape, cached=True) * 1e6
-        if us >= least:
+        bound_us = table.least_s(shape, cached=True) * 1e6
+        if us >= bound_us:
             plausible.append((*shape.values(), us))
         else:
-            named = ", ".join(f"{name} = {value}" for name, value in shape.items())
-            below.append(f"{named}: {us:.4g} us, bound {least:.4g} us")
-    share = len(below) / len(times)
+            shape_text = ", ".join(f"{name} = {value}" for name, value in shape.items())
+            below_bound.append(f"{shape_text}: {us:.4g} us, bound {bound_us:.4g} us")
+    share = len(below_bound) / len(times)
     if share > _UNBELIEVABLE:
         raise ValueError(
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
             f"be: is the latency in {unit}?"
         )
     frame = pd.DataFrame(plausible, columns=[*columns, "us"])
-    return Placed(replace(table, rows=len(frame)), frame, tuple(below))
+    return Placed(replace(table, rows=len(frame)), frame, tuple(below_bound))
 
 
 def selected(published: Published) -> list[Placed]:
-    """The tables that the descriptions select, each from the newest version of its library."""
+    """Returns the tables that the descriptions select.  Each table comes from the newest version of its library."""
     newest: dict[tuple[str, ...], Version] = {}
-    chosen = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
-    for library, version, _ in chosen:
+    candidates = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
+    for library, version, _ in candidates:
         newest[library] = max(version, newest.get(library, version))
-    return [each for library, version, each in chosen if version == newest[library]]
+    return [each for library, version, each in candidates if version == newest[library]]
 
 
 def _library(table: Table) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file from our exporter names op, kernel and case.  In any other file, a benchmark is identified by its full name:
-file, class, function and parameters.  pytest-benchmark itself can compare runs in the files that this module writes.  A
-kernel has the same name in all of these files, and an imported benchmark keeps its name, group and parameters.
+A file from our exporter names the op, kernel and case.  In any other file, a benchmark is identified by its full name:
+file, class, function and parameters.  pytest-benchmark itself can compare runs in the files that this module writes: a
+kernel has the same name in all of these files.  An imported benchmark keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SUITE = "bench/bench_kernels.py"
 
 @dataclass(frozen=True)
 class OneBenchmark:
-    """A test in a file of pytest-benchmark."""
+    """Holds the result of one test in a file of pytest-benchmark."""
 
     fullname: str
     name: str
@@ -81,38 +81,38 @@ class BenchmarkFile:
 
 @dataclass(frozen=True)
 class BenchmarkTimes:
-    """The statistics of a test that are times, in seconds."""
+    """Holds the statistics of a test that are times, in seconds."""
 
     median: float
     data: tuple[float, ...] | None = None
 
 
 def read_pytest_benchmark(path: Path) -> Imported:
-    """Returns one record per benchmark.  Raises `ValueError` with the place if this is no file of pytest-benchmark."""
+    """Returns one record per benchmark.  Raises `ValueError` with the place if the file is not pytest-benchmark's."""
     text = read_text(path)
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
     around = _environment(file, path.name)
     source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, around)
     for number, benchmark in enumerate(file.benchmarks):
-        place = f"{path.name}, benchmarks[{number}]"
+        location = f"{path.name}, benchmarks[{number}]"
         if not benchmark.stats:
             source.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
         extra = benchmark.extra_info or {}
-        ours = decoded_fields(Record, extra.get(OURS) or {}, f"{place}.extra_info.{OURS}")
-        case, what = _what(benchmark, extra, ours)
-        latency_ms, reading = _reading(benchmark, extra, ours, place, source)
-        values = _commit(file.commit_info or {}) | what | reading
-        values = _rooflined(values, latency_ms, extra, f"{place}.extra_info")
+        ours = decoded_fields(Record, extra.get(OURS) or {}, f"{location}.extra_info.{OURS}")
+        case, identity = _what(benchmark, extra, ours)
+        latency_ms, reading = _reading(benchmark, extra, ours, location, source)
+        values = _commit(file.commit_info or {}) | identity | reading
+        values = _rooflined(values, latency_ms, extra, f"{location}.extra_info")
         if not ours:
             names = {key: getattr(benchmark, key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
-        source.add(place, case, latency_ms, values)
+        source.add(location, case, latency_ms, values)
     return source.imported()
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
-    """The machine of the file, without its host name, because records hold no host name."""
+    """Returns the machine of the file without its host name, because records hold no host name."""
     machine, commit = file.machine_info, file.commit_info or {}
     cpu, ours = machine.get("cpu") or {}, machine.get(OURS) or {}
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
@@ -135,49 +135,49 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The commit of the measured code.  None if the value is not a hash, such as `unversioned` or `unknown`."""
+    """Returns the commit of the measured code.  Returns None if the value is not a hash, such as `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
     is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
     return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """The case, op and kernel.  A file of our exporter gives all three.  In any other file the parameters are the case,
-    the group or the function is the op, and the full name without parameters is the kernel."""
+    """Returns the case, op and kernel of a benchmark.  A file of our exporter gives all three.  In any other file, the
+    parameters are the case, and the group (or the function) is the op.  The kernel is the full name without parameters.
+    """
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    function, bracket, rest = name.partition("[")
-    case = _case(benchmark.params or {}, rest.removesuffix("]"))
-    names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + rest)}
+    function, bracket, params_text = name.partition("[")
+    case = _case(benchmark.params or {}, params_text.removesuffix("]"))
+    names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + params_text)}
     return case, around | names_of_test
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of the parameters.  Adds the test's id, unless the id only joins the values by `-` and the case's
-    text can be parsed.  Parameters without a text, such as objects, differ only in the id."""
+    """Makes a case of the parameters, and adds the test's id.  The id is left out if it only joins the values by `-`
+    and the case's text can be parsed.  Parameters without a text, such as objects, differ only in the id."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
-    named = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
-    case, texts = make_case(named), [str(value) for value in parameters.values()]
+    readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
+    case, texts = make_case(readable_params), [str(value) for value in parameters.values()]
     if not test_id:
         return case
     spelt = "-".join(texts) == test_id and "" not in texts and dict(Case.parse(case.id)) == dict(case)
-    return case if spelt else make_case({**named, "id": test_id})
+    return case if spelt else make_case({**readable_params, "id": test_id})
 
 
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """The latency (None if a sample is not a possible time), and the fields for status, samples and statistics.
+    """Returns the latency (None if a sample is not a possible time), and the fields for status, samples and statistics.
 
-    Our exporter's values are exact; the statistics of pytest-benchmark are in seconds.
-    """
+    Our exporter's values are exact; the statistics of pytest-benchmark are in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original = ours.get("timer") or extra.get("timer") or options.get("timer")
-    data, exact = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
-    median_ms = exact.get("latency_median_ms", times.median * 1e3)
+    data, exact_values = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
+    median_ms = exact_values.get("latency_median_ms", times.median * 1e3)
     names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
     statistics = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
@@ -194,15 +194,15 @@ def _reading(
     if data:
         p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
         result |= {"samples": Record.packed(data), "sample_count": len(data)}
-        result |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact
+        result |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact_values
     return median_ms, result
 
 
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Adds to `values` the cost that the test gave the fixture `kernel_benchmark`, the rates, and the bound with its
-    ceilings."""
+    """Adds roofline fields to `values`: the cost that the test passed to the fixture `kernel_benchmark`, the rates, and
+    the bound with its ceilings."""
     cost = extra.get("cost")
     if not cost:
         return values
@@ -228,21 +228,21 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    pytest-benchmark takes one result per name.  It is the newest run's; of several configs in a run, the fastest's.
+    pytest-benchmark takes one result per name.  It is the result of the newest run, with the run's fastest config.
     Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
-    chosen, skipped = timed(records)
-    skipped += [Skipped(benchmark_name(record), "it has no samples") for record in chosen if not record.samples]
-    chosen = [record for record in chosen if record.samples]
-    by_name = _by_name(chosen)
-    used = [record for record in chosen if by_name[_names(record)["fullname"]] is record]
-    left = [record for record in chosen if by_name[_names(record)["fullname"]] is not record]
-    skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in left]
-    machines = dict.fromkeys(machine_of(record) for record in chosen)
+    timed_records, skipped = timed(records)
+    skipped += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
+    timed_records = [record for record in timed_records if record.samples]
+    by_name = _by_name(timed_records)
+    written_records = [record for record in timed_records if by_name[_names(record)["fullname"]] is record]
+    others = [record for record in timed_records if by_name[_names(record)["fullname"]] is not record]
+    skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in others]
+    machines = dict.fromkeys(machine_of(record) for record in timed_records)
     if len(machines) != 1:
-        listed = ", ".join(machines) or "none"
-        raise ValueError(f"machine: expected records of one, with samples, got {listed}; choose by --machine or file")
-    newest = max(used, key=lambda record: record.timestamp)
+        names = ", ".join(machines) or "none"
+        raise ValueError(f"machine: expected records of one, with samples, got {names}; choose by --machine or file")
+    newest = max(written_records, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest.environment),
         "commit_info": {
@@ -253,7 +253,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
             "project": OURS,
             "branch": "(unknown)",
         },
-        "benchmarks": [_benchmark(record, _stats(record.samples_s)) for record in used],
+        "benchmarks": [_benchmark(record, _stats(record.samples_s)) for record in written_records],
         "datetime": newest.timestamp,
         "version": pytest_benchmark.__version__,
     }
@@ -262,19 +262,19 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """By full name of a benchmark, the record to write."""
+    """Returns, by full name of a benchmark, the record to write."""
     newest: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
-        before = newest.get(name, record)
-        searched = before.run_id == record.run_id and before.config != record.config
-        if not searched or (record.latency_median_ms or 0.0) < (before.latency_median_ms or 0.0):
+        earlier = newest.get(name, record)
+        searched = earlier.run_id == record.run_id and earlier.config != record.config
+        if not searched or (record.latency_median_ms or 0.0) < (earlier.latency_median_ms or 0.0):
             newest[name] = record
     return newest
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine under pytest-benchmark's keys, with the machine key as host name, and all values under our key."""
+    """Returns the machine under pytest-benchmark's keys and under ours.  The host name is the machine key."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -293,7 +293,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """The statistics that pytest-benchmark computes from the samples, in seconds.  The samples keep their order."""
+    """Returns pytest-benchmark's statistics of the samples, in seconds.  The samples keep their order."""
     stats = Stats()
     for sample in samples:
         stats.update(sample)
@@ -301,7 +301,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """The record's names for pytest-benchmark: those of the imported file, or else those of the record's kernel."""
+    """Returns names for pytest-benchmark: the names of the imported file, or names made from the record's kernel."""
     theirs = (record.environment.get("imported") or {}).get("benchmark")
     if theirs:
         return {key: theirs[key] for key in NAMES}

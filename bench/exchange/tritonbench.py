@@ -32,14 +32,14 @@ _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
 
 @dataclass(frozen=True)
 class TritonbenchFile:
-    """The JSON file with its environment; an older file contains only the metrics."""
+    """Holds the JSON file of tritonbench: its metrics and its environment, which an older file lacks."""
 
     metrics: Mapping[str, Any]
     environ: Mapping[str, Any] | None = None
 
 
 class _Cells(NamedTuple):
-    """The file's values for one implementation on one input."""
+    """Holds the file's values for one implementation on one input."""
 
     op: str
     provider: str
@@ -50,15 +50,14 @@ class _Cells(NamedTuple):
 
 
 def read(paths: Sequence[Path]) -> files.Imported:
-    """The entry point `tritonbench`: calls `read_tritonbench` on each file."""
+    """Implements the entry point `tritonbench`: calls `read_tritonbench` on each file."""
     return sum(map(read_tritonbench, paths), files.Imported())
 
 
 def read_tritonbench(path: Path) -> files.Imported:
     """Returns one record per implementation and input.
 
-    Raises `ValueError` with file and place if the file is not from tritonbench.
-    """
+    Raises `ValueError` with the file and the place if the file is not from tritonbench."""
     text = files.read_text(path)
     values = files.parse_json(text, path.name)
     bare = isinstance(values, dict) and "metrics" not in values
@@ -97,16 +96,16 @@ def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -
         mode = next((mode for mode in MODES if parts["name"].endswith(f"_{mode}")), "")
         op = parts["name"].removesuffix(f"_{mode}") if mode else parts["name"]
         op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
-        place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
+        location = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
         case = _case(parts["x"])
         case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
-        reading = _Cells(op, parts["provider"], case, place, {})
+        reading = _Cells(op, parts["provider"], case, location, {})
         readings.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
     return list(readings.values())
 
 
 def _case(text: str) -> Case:
-    """A text `(16, 32)` becomes the case x0=16,x1=32; any other text becomes the value of x."""
+    """Converts a text such as `(16, 32)` to the case `x0=16,x1=32`.  Any other text becomes the value of `x`."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -117,7 +116,7 @@ def _case(text: str) -> Case:
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of a reading.  Skips a reading with neither a time nor a failure."""
+    """Adds the record of one implementation on one input.  Skips it if it has neither a time nor a failure."""
     metrics: dict[str, float] = {}
     words: dict[str, str] = {}
     for name, value in reading.cells.items():
@@ -127,9 +126,9 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
             words[name] = str(value)
     status, reason = _status(metrics, words)
     if "latency" not in metrics and status == "OK":
-        listed = ", ".join(sorted({*metrics, *words})) or "nothing"
+        value_names = ", ".join(sorted({*metrics, *words})) or "nothing"
         source.finite(metrics, reading.place)
-        source.skip(reading.place, f"it has no latency, only {listed}")
+        source.skip(reading.place, f"it has no latency, only {value_names}")
         return
     latency = metrics.pop("latency", None)
     metrics = source.finite(metrics, reading.place)
@@ -142,7 +141,7 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """The status and the reason, from accuracy and texts; tritonbench writes an error in place of the first metric."""
+    """Returns status and reason from accuracy and texts.  tritonbench writes an error in place of the first metric."""
     message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if message:
         memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)

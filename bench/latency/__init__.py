@@ -1,1 +1,1 @@
-"""Explains latency by kernels: where a step's time goes, what another kernel would change, and a simulation of load."""
+"""Explains latency by kernels: where the time of a step goes, what another kernel changes, and a simulated load."""

@@ -1,9 +1,10 @@
-"""Records the calls in a running program that Rooflab's ops could compute, as a suite of shapes, dtypes, counts and
-times.
+"""Records the calls in a running program that Rooflab's ops could compute.  The result is a suite of shapes, dtypes,
+counts and times.
 
-Two layers are watched.  The first layer is modules, by the names in transformers and vLLM (`_MODULES`).  The second is
-torch's operators: products, attention and embedding.  A call inside a known module is not counted again.  On a GPU the
-time of a call is the time between two events.  A CUDA graph makes no calls, so that only eager code is counted."""
+Two layers are watched.  The first layer is modules, by their names in transformers and vLLM (`_MODULES`).  The second
+is torch's operators: matrix products, attention and embedding.  A call inside a known module is not counted again.  On
+a GPU the time of a call is the time between two events.  A CUDA graph makes no calls, so only eager code is counted.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ _ATTENTION = {
 
 
 class Key(NamedTuple):
-    """A case of an op.  All calls of the same case are counted together."""
+    """Identifies the calls of an op that are counted together: the op, its case (sizes) and its scheme (dtypes)."""
 
     op: str
     case: str
@@ -54,7 +55,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Tally:
-    """The calls and the seconds of each case, and the seconds of all watched calls."""
+    """Holds the calls and the seconds of each case (op, sizes, dtypes), and the seconds of all watched calls."""
 
     calls: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
@@ -77,16 +78,15 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def model(self) -> Tally:
-        """The calls inside modules, or all calls if the program has no modules."""
+        """Returns the tally of the calls inside modules.  Without such calls, returns the tally of all other calls."""
         return self.inside if self.inside.total_s else self.outside
 
     @property
     def explained(self) -> float:
-        """The share of the model's time that known ops take.
+        """Returns the share of the model's time that known ops take.
 
         The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
-        is not included.
-        """
+        is not included."""
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
     def add(self, key: Key | None, begin: Mark, end: Mark) -> None:
@@ -99,32 +99,32 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.settle()
 
     def settle(self) -> None:
-        """Reads the times of all calls so far, and adds them to the sums."""
-        for tally, key, begin, end in self._spans:
-            seconds = seconds_between(begin, end)
+        """Reads the times of all calls so far, and adds them to the tallies."""
+        for tally, key, start, end in self._spans:
+            seconds = seconds_between(start, end)
             tally.total_s += seconds
             if key is not None:
                 tally.seconds[key] += seconds
         self._spans.clear()
 
     def suite(self, program: str) -> dict[str, Any]:
-        """Returns the content of a suite's file: the cases of each op, the case with the most time first."""
+        """Returns the content of a suite file: each op's cases (sizes, dtypes), the case with the most time first."""
         model = self.model
         ops: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for key, seconds in sorted(model.seconds.items(), key=itemgetter(1), reverse=True):
             row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
             ops[key.op].append(row | {"share": seconds / model.total_s})
-        about = {"program": program, "seconds": model.total_s, "explained": self.explained}
-        return {"rooflab_suite": VERSION, **about, "ops": ops}
+        summary = {"program": program, "seconds": model.total_s, "explained": self.explained}
+        return {"rooflab_suite": VERSION, **summary, "ops": ops}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.module or func.is_view:
             return func(*args, **kwargs)
         clock = clock_of(_on_gpu(args))
-        begin = clock()
+        start = clock()
         result = func(*args, **kwargs)
-        self.add(_key_of(func, args, kwargs), begin, clock())
+        self.add(_key_of(func, args, kwargs), start, clock())
         return result
 
 
@@ -142,7 +142,7 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
-    """Whether any tensor in `values`, or in a list inside `values`, is on a GPU."""
+    """Returns whether any tensor in `values`, or in a list inside `values`, is on a GPU."""
     return any(
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values
@@ -155,7 +155,7 @@ def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:
 
 
 def _product(operator: Any, args: Sequence[Any]) -> Key | None:
-    a, b = (args[place] for place in _PRODUCTS[operator])
+    a, b = (args[index] for index in _PRODUCTS[operator])
     b = b.mT if operator is _ATEN.linear else b
     if b.ndim == 3 and b.shape[0] == 1:
         b = b[0]
@@ -180,22 +180,22 @@ def _attention(arguments: Mapping[str, Any]) -> Key | None:
 
 @contextmanager
 def capturing() -> Iterator[Captured]:
-    """Watches this thread's calls in the `with` block: modules of `_MODULES` as one call, and torch's operators."""
+    """Watches this thread's calls in the `with` block: each module of `_MODULES` as one call, and torch's operators."""
     captured = Captured()
 
     def before(module: torch.nn.Module, args: Any) -> None:
         captured.depth += 1
         if captured.module or not args or not isinstance(args[0], torch.Tensor):
             return
-        key_of = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
-        if key_of is not None and (key := key_of(module, args)) is not None:
+        key_function = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
+        if key_function is not None and (key := key_function(module, args)) is not None:
             captured.module = module, key, clock_of(args[0].is_cuda)()
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         if captured.module and captured.module[0] is module:
-            _, key, begin = captured.module
+            _, key, start = captured.module
             captured.module = None
-            captured.add(key, begin, clock_of(not isinstance(begin, float))())
+            captured.add(key, start, clock_of(not isinstance(start, float))())
         captured.depth -= 1
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
@@ -211,9 +211,9 @@ def capturing() -> Iterator[Captured]:
 def _norm(module: Any, args: Sequence[Any]) -> Key | None:
     x = args[0]
     eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
-    added = len(args) > 1 and isinstance(args[1], torch.Tensor)
+    has_residual = len(args) > 1 and isinstance(args[1], torch.Tensor)
     width = x.shape[-1]
-    op = "fused_add_rmsnorm" if added else "rmsnorm"
+    op = "fused_add_rmsnorm" if has_residual else "rmsnorm"
     return _key(op, x.dtype, T=x.numel() // width, H=width, eps=float(eps))
 
 
@@ -230,7 +230,8 @@ def run_program(command: Sequence[str]) -> Captured:
     """Runs a Python program in this process and watches it.  `command` is `python app.py ...` or `python -m module
     ...`.
 
-    Raises `ValueError` on another command, and if the program fails.  The program's exit does not end this process."""
+    Raises `ValueError` on any other command, and if the program fails.  The program's exit does not end this process.
+    """
     words = list(command)
     if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         words = words[1:]
@@ -244,7 +245,7 @@ def run_program(command: Sequence[str]) -> Captured:
             compile(Path(target).read_bytes(), target, "exec")
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"program: expected a program in Python, got {target}: {error}") from error
-    before, folder = sys.argv, sys.path[0]
+    old_argv, folder = sys.argv, sys.path[0]
     sys.argv = words
     try:
         with capturing() as captured:
@@ -261,5 +262,5 @@ def run_program(command: Sequence[str]) -> Captured:
                 traceback.print_exception(error)
                 raise ValueError(f"program: expected it to end well, got {type(error).__name__}: {error}") from error
     finally:
-        sys.argv, sys.path[0] = before, folder
+        sys.argv, sys.path[0] = old_argv, folder
     return captured

@@ -1,8 +1,9 @@
-"""Simulates load: the engine's own scheduler makes steps on a simulated clock, and a model says how long each step
-takes.
+"""Simulates a load.  The engine's own scheduler makes steps on a simulated clock, and a model predicts the time of each
+step.
 
 No kernel runs.  So 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.  The
-result is a trace, like the trace of a load on a real server."""
+result is a trace, like the trace of a load on a real server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """The scheduler's settings, with the names of `LLM`'s options.  Raises `ValueError` where `LLM` does."""
+    """Holds scheduler settings, with the names of `LLM`'s options.  Raises `ValueError` in the same cases as `LLM`."""
 
     num_kv_blocks: int
     block_size: int = 16
@@ -48,22 +49,21 @@ class ClockSettings:
         )
 
     def fitting(self, model: KernelTimes) -> ClockSettings:
-        """Returns these settings with as many pages of the KV cache as fit beside weights and activations.
+        """Returns these settings with the largest number of KV-cache pages that fits beside weights and activations.
 
-        Raises `ValueError` if not even one page fits.
-        """
+        Raises `ValueError` if not even one page fits."""
         tokens = max(self.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
-        used = weight_bytes(model.arch, model.weight_dtype, model.gpus)
-        used += activation_bytes(model.arch, tokens, self.max_num_seqs, model.weight_dtype, model.gpus)
+        used_bytes = weight_bytes(model.arch, model.weight_dtype, model.gpus)
+        used_bytes += activation_bytes(model.arch, tokens, self.max_num_seqs, model.weight_dtype, model.gpus)
         page_bytes = self.block_size * kv_bytes_per_token(model.arch, model.kv_dtype, model.gpus)
-        pages = int((MEMORY_FRACTION * model.device.hbm_bytes - used) / page_bytes)
+        pages = int((MEMORY_FRACTION * model.device.hbm_bytes - used_bytes) / page_bytes)
         if pages < 1:
             raise ValueError(f"gpus: expected room for the weights of {model.arch.name}, got {model.gpus}")
         return replace(self, num_kv_blocks=pages)
 
 
 class _Runner:
-    """Replaces `ModelRunner`: keeps the rows of the batch, and computes how long each step takes."""
+    """Replaces `ModelRunner` in a simulation: keeps the rows of the batch, and computes the time of each step."""
 
     def __init__(self, model: StepModel):
         self.batch = SimpleNamespace(rows=list[Sequence]())
@@ -84,12 +84,12 @@ class _Runner:
             sequence.row = -1
 
     def run(self, step: Step) -> SimpleNamespace | None:
-        drawn = [*self.batch.rows, *step.ending]
+        sequences = [*self.batch.rows, *step.ending]
         keys = sum(len(sequence.token_ids) for sequence in self.batch.rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), keys, chunks, len(drawn)))
-        tokens = [0] * len(drawn)  # nothing is computed, so each token is 0
-        return SimpleNamespace(sequences=drawn, read_at_once=False, tokens=lambda: tokens) if drawn else None
+        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), keys, chunks, len(sequences)))
+        tokens = [0] * len(sequences)  # nothing is computed, so each token is 0
+        return SimpleNamespace(sequences=sequences, read_at_once=False, tokens=lambda: tokens) if sequences else None
 
 
 def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
@@ -100,9 +100,8 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
     """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` after the end of the step.
 
-    Raises `ValueError` if the plan limits the client's concurrent requests, if it has text prompts (only a server
-    counts their tokens), or if the KV cache cannot hold a request.
-    """
+    Raises `ValueError` if the plan limits the client's concurrent requests, or if the KV cache cannot hold a request.
+    Raises it also if the plan has text prompts, because only a server counts their tokens."""
     if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
     closed = plan.arrivals is None
@@ -115,23 +114,23 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     runner = _Runner(model)
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
-    due, now = deque(offsets), 0.0
+    due, now_s = deque(offsets), 0.0
     arrivals, times = list[float](), [list[float]() for _ in prompts]
     while due or core.has_work:
-        while due and due[0] <= now:
+        while due and due[0] <= now_s:
             sequence = _sequence(len(arrivals), prompts[len(arrivals)], due[0])
             arrivals.append(due.popleft())
             scheduler.check(sequence)
             scheduler.submit(sequence)
         if not core.has_work:
-            now = due[0]
+            now_s = due[0]
             continue
-        drawn = core.step()
-        now += runner.seconds
-        for sequence in drawn:
-            times[sequence.request_id].append(now + delay_s)
+        sequences = core.step()
+        now_s += runner.seconds
+        for sequence in sequences:
+            times[sequence.request_id].append(now_s + delay_s)
             if sequence.finish_reason is not None and closed and len(arrivals) + len(due) < len(prompts):
-                due.append(now + delay_s)
+                due.append(now_s + delay_s)
     requests = [
         Request(
             index=number,
@@ -154,7 +153,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
-    """Returns a row for each metric of both traces: simulated, measured, and the difference in percent of measured."""
+    """Returns a row per metric of both traces: simulated, measured, and the difference in percent of measured."""
     names = [f"{kind}_{q}_ms" for kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
     ours, theirs, rows = summarize(simulated), summarize(measured), []
     for name in (*names, "output_tokens_per_s"):

@@ -15,23 +15,23 @@ from rooflab.roofline.architecture import Architecture
 
 def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:
     """Returns a call's arguments by name.  A packed weight becomes a tensor of its unpacked shape, without data."""
-    bound_to = inspect.Signature(get_op(op).parameters)
-    if "b" in bound_to.parameters:
-        a, _, *rest = arguments
+    signature = inspect.Signature(get_op(op).parameters)
+    if "b" in signature.parameters:
+        a, _, *other_args = arguments
         columns = result.shape[-1] * (2 if op == FUSED else 1)
         weight = torch.empty((columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
         if op == "gemm_w8a16":
             scale = torch.empty(columns, dtype=torch.float32, device="meta")
-            arguments = a, weight.to(torch.int8), scale, *rest
+            arguments = a, weight.to(torch.int8), scale, *other_args
         else:
-            arguments = a, weight, *rest
-    inputs = bound_to.bind(*arguments, **options)
+            arguments = a, weight, *other_args
+    inputs = signature.bind(*arguments, **options)
     inputs.apply_defaults()
     return dict(inputs.arguments)
 
 
 def shape_of(inputs: Mapping[str, Any]) -> str:
-    """Returns the sizes that distinguish a call from other calls of the same op."""
+    """Returns a text with the sizes that distinguish a call from other calls of the same op."""
     if "b" in inputs:
         return f"M={len(inputs['a'])},N={inputs['b'].shape[1]},K={inputs['b'].shape[0]}"
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
@@ -39,7 +39,7 @@ def shape_of(inputs: Mapping[str, Any]) -> str:
 
 
 def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
-    """Returns the name of the weight in a product."""
+    """Returns the name of the weight in a matrix product, such as `qkv_proj`.  The weight's shape identifies it."""
     q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     sites = {
         (q + 2 * kv, arch.hidden_size): "qkv_proj",

@@ -1,4 +1,4 @@
-"""Makes the records of ledgers, of predicted and measured kernel changes, and of studies."""
+"""Makes records of step ledgers (times op by op), of predicted and measured kernel changes, and of studies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Basis = Literal["measured", "predicted", "published", "bound"]
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
-    """Writes a ledger as a record of a new run.  Returns the record's path."""
+    """Writes a step ledger (the times op by op) as a record of a new run.  Returns the record's path."""
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
@@ -61,7 +61,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
-    """Makes a record of the engine.  Measured times are from the host's clock, unless `fields` names another timer."""
+    """Makes a record of the engine.  Measured times are from the host's clock, unless `fields` has a `timer`."""
     return Record(
         kind="engine",
         run_id=run_id,

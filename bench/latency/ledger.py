@@ -1,12 +1,13 @@
-"""The step ledger: every op of a prefill or decode step with its shape, cost, bound and time, and the rest of the step.
+"""Makes the ledger of a prefill or decode step: each op with its shape, cost, bound and time, and the step's rest.
 
-The times of the rows and of the host add up to the step's time.  Measured rows are the engine's own calls.  They are
-timed in turn with steps without timers, and the cost of the timers has its own row.  Other rows are published times or
+The times of the rows and of the host add up to the step's time.  Measured rows are the engine's own calls.  Steps with
+timers alternate with steps without timers, and the timers' cost has its own row.  Other rows are published times or
 bounds.
 
-On a GPU all these steps run without graphs.  The time of an op is the time between an event before its launch and an
-event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with graphs
-if the engine has graphs.  The ITL is then shorter than such a step."""
+On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
+an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
+graphs if the engine has graphs.  The ITL is then shorter than such a step.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ MOST_OPS = 1.05
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """All calls of one op with one shape in a step."""
+    """Describes all calls of one op with one shape in a step."""
 
     op: str
     site: str
@@ -63,7 +64,7 @@ class LedgerRow:
 
     @property
     def bound_ms(self) -> float | None:
-        """The sum of the bounds of all calls, in milliseconds."""
+        """Returns the sum of the roofline bounds of all calls, in milliseconds."""
         return 1e3 * self.calls * self.bound.seconds if self.bound else None
 
     def to_row(self, step_ms: float) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """The times of one step, op by op."""
+    """Holds the times of one step, op by op."""
 
     model: str
     device: str
@@ -111,33 +112,33 @@ class Ledger:
 
     @property
     def ops_ms(self) -> float:
-        """The sum of the rows in milliseconds."""
+        """Returns the sum of the times of all ops, in milliseconds."""
         return sum(row.ms for row in self.rows)
 
     @property
     def residual(self) -> float:
-        """The step's time, minus the rows, the host and the timers, as a share of the step.
+        """Returns the step's time minus the times of its ops, the host and the timers, as a share of the step.
 
         The residual of one step is 0, because the host's time is the rest of the step.  With medians of many steps it
         may differ from 0."""
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
-        """Returns the rows, the largest first, then all that is no op, and the sums.  A NOISY step gives no ratio."""
+        """Returns rows for ops (largest first), for other parts, and for sums.  A NOISY step gives no ratios."""
         table = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
-        rest = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
-        rest += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
+        other_rows = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
+        other_rows += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
         if self.itl_ms is not None:
-            rest += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
-        table += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
+            other_rows += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
+        table += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in other_rows]
         return [row | {"share": None, "x_bound": None} for row in table] if self.noise else table
 
     def metrics(self) -> dict[str, float]:
-        """Returns the numbers of a record, by name."""
-        numbers = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
-        numbers |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
-        numbers |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
-        return numbers | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
+        """Returns the ledger's numbers for a record, by name."""
+        values = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
+        values |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
+        values |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
+        return values | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
 
     def ms_of(self, op: str) -> float:
         """Returns the milliseconds of all rows of an op."""
@@ -145,7 +146,7 @@ class Ledger:
 
 
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
-    """Makes the ledger of a step from published kernel times or bounds.  The host's time comes from `model`."""
+    """Makes the ledger of a step from the kernel times or bounds of `model`, which also gives the host's time."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     works, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
@@ -170,36 +171,35 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
 def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
     """Measures the ledger of the engine's own step on this machine.
 
-    In a decode step, `batch` sequences of `context` tokens decode.  In a prefill, one prompt of `context` tokens is
-    computed, and `batch` is 1.  Raises `ValueError` on sizes that no step of the engine has.
-    """
+    In a decode step, `batch` sequences of `context` tokens decode.  In a prefill step, one prompt of `context` tokens
+    is computed, and `batch` is 1.  Raises `ValueError` on sizes that no step of the engine has."""
     if kind == "prefill" and (batch != 1 or context > llm.scheduler.max_num_batched_tokens):
         raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
     if batch > llm.scheduler.max_num_seqs or context + 2 * steps + 8 > llm.max_model_len:
         raise ValueError(f"batch: expected what the engine has room for, got {batch} of {context} tokens")
-    ceilings, began = ceilings_for(llm.device), run_times()
+    ceilings, start_times = ceilings_for(llm.device), run_times()
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
         calls = calls_of(llm, step, kind, batch, context)
-        plain, timed, each = list[float](), list[float](), list[list[float]]()
+        plain_s, timed, ops_s = list[float](), list[float](), list[list[float]]()
         for _ in range(steps):
             # Without graphs, as the timed step is; the ITL below is with them, where the engine has some.
             with wrapped_ops(llm.runner, lambda op, function: function):
-                plain.append(seconds_of(step))
+                plain_s.append(seconds_of(step))
             spans: list[tuple[Mark, Mark]] = []
             with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(llm.device.type == "cuda"))):
                 timed.append(seconds_of(step))
-            each.append([seconds_between(*span) for span in spans])
-    rows, places = [], defaultdict[tuple[str, str, str], list[int]](list)
-    for place, call in enumerate(calls):
-        places[call.op, call.site, call.shape].append(place)
-    for same in places.values():
-        ms, call = 1e3 * statistics.median(sum(seconds[place] for place in same) for seconds in each), calls[same[0]]
-        least = bound(call.cost, ceilings) if call.cost and ceilings else None
-        rows.append(replace(call, calls=len(same), ms=ms, bound=least))
-    step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
+            ops_s.append([seconds_between(*span) for span in spans])
+    rows, indices = [], defaultdict[tuple[str, str, str], list[int]](list)
+    for index, call in enumerate(calls):
+        indices[call.op, call.site, call.shape].append(index)
+    for group in indices.values():
+        ms, call = 1e3 * statistics.median(sum(seconds[index] for index in group) for seconds in ops_s), calls[group[0]]
+        call_bound = bound(call.cost, ceilings) if call.cost and ceilings else None
+        rows.append(replace(call, calls=len(group), ms=ms, bound=call_bound))
+    step_ms, ops_ms = 1e3 * statistics.median(plain_s), sum(row.ms for row in rows)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
-    noise = why_noisy(plain, waiting_since(began))
+    noise = why_noisy(plain_s, waiting_since(start_times))
     if not noise and ops_ms > MOST_OPS * step_ms:
         noise = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(
@@ -209,8 +209,8 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
         batch=batch,
         context=context,
         rows=tuple(rows),
-        host_ms=1e3 * statistics.median(whole - sum(ops) for whole, ops in zip(timed, each, strict=True)),
-        timers_ms=1e3 * statistics.median(whole - bare for whole, bare in zip(timed, plain, strict=True)),
+        host_ms=1e3 * statistics.median(step_s - sum(ops) for step_s, ops in zip(timed, ops_s, strict=True)),
+        timers_ms=1e3 * statistics.median(step_s - bare for step_s, bare in zip(timed, plain_s, strict=True)),
         step_ms=step_ms,
         itl_ms=itl_ms,
         dtype=llm.dtype_name,
@@ -227,9 +227,9 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
         def call(*arguments: Any, **options: Any) -> Any:
             result, kernel = function(*arguments, **options), kernels[op]
             inputs = inputs_of(kernel.op, arguments, options, result)
-            moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
+            traffic, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
             site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
-            moved_bytes = moved.bytes if moved else None
+            moved_bytes = traffic.bytes if traffic else None
             calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(inputs), cost, moved_bytes))
             return result
 
@@ -252,25 +252,25 @@ def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
 
 def seconds_of(step: Callable[[], Any]) -> float:
     """Runs `step` and returns its seconds."""
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     step()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_s
 
 
 def _timed(
     spans: list[tuple[Mark, Mark]], clock: Callable[[], Mark], op: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        begin = clock()
+        start = clock()
         result = function(*arguments, **options)
-        spans.append((begin, clock()))
+        spans.append((start, clock()))
         return result
 
     return call
 
 
 def clock_of(on_gpu: bool) -> Callable[[], Mark]:
-    """Returns a function that marks a point in time: by an event in a GPU's current stream, or by the host's clock."""
+    """Returns a function that marks a point in time, by an event in a GPU's current stream or by the host's clock."""
     return _event if on_gpu else time.perf_counter
 
 
@@ -281,7 +281,7 @@ def _event() -> torch.cuda.Event:
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Returns the seconds between two marks.  Waits until an event has completed."""
+    """Returns the seconds between two marks.  If the marks are events of a GPU, waits until they have completed."""
     if isinstance(begin, float) or isinstance(end, float):
         return cast(float, end) - cast(float, begin)
     end.synchronize()
@@ -289,17 +289,16 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> list[list[int]]:
-    """Returns prompts of random token ids.  Without `seed`, every call returns other prompts."""
+    """Returns prompts of random token ids.  Without `seed`, every call returns different prompts."""
     draw = random.Random(seed)
     return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
 @contextmanager
 def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    """Gives a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
+    """Yields a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
-    The function may be called `steps` times.
-    """
+    The function may be called `steps` times."""
     prompts, ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
     def prefill() -> None:
@@ -324,22 +323,22 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Returns groups of prompts in order: the number of prompts, the tokens of each prompt, and the tokens that each
-    prompt decodes before the last group is computed.  Then all sequences have `context` tokens.
+    """Returns groups of prompts in starting order.  A group is the number of prompts, the tokens of each prompt, and
+    the tokens that each prompt decodes before the last group is computed.  In the end, all sequences have `context`
+    tokens.
 
-    Raises `ValueError` if the context is too short for these groups.
-    """
-    scheduler, groups, left, later = llm.scheduler, list[tuple[int, int, int]](), batch, 0
-    while left:
+    Raises `ValueError` if the context is too short for these groups."""
+    scheduler, groups, remaining, later = llm.scheduler, list[tuple[int, int, int]](), batch, 0
+    while remaining:
         length = context - 1 - later
         if length < 1:
             raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
-        room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
-        count = min(left, max(1, room // length))
-        left -= count
+        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining)
+        count = min(remaining, max(1, room_tokens // length))
+        remaining -= count
         groups.append((count, length, later))
-        room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
-        later += math.ceil(count * length / room)
+        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining)
+        later += math.ceil(count * length / room_tokens)
     return groups[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Runs a study by its name, and writes the Markdown page of all studies, with the figure of each claim."""
+"""Runs a study by its name.  Writes the Markdown page of all studies, with the figure of each claim."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run_study(name: str, lab: Lab) -> Study:
-    """Runs a study of `STUDIES`.  The verdict is NOISY if the machine was busy."""
+    """Runs the study `name` of `STUDIES`.  The verdict is NOISY if the machine was busy."""
     lab.engines.clear()
     module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
-    began = run_times()
+    start_times = run_times()
     study: Study = replace(module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
-    noise = why_noisy((), waiting_since(began))
+    noise = why_noisy((), waiting_since(start_times))
     return replace(study, verdict="NOISY", number=noise) if noise else study
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     """Writes `README.md` beside the studies' figures and records.  Returns its path."""
     folder, environment = records.parent, Environment.now()
-    about: Any = environment.to_dict()
+    facts: Any = environment.to_dict()
     on_gpu = lab.engines[-1][2] == "cuda"
-    machine = about["gpu"]["name"] if on_gpu else f"{about['cpu']}, {about['cores']} cores"
+    machine = facts["gpu"]["name"] if on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
     # A model and a folder have their names alone, as a path means nothing to the reader.
     options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
     options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
@@ -41,7 +41,7 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",
-        f"Made by `{command}` on {machine}, torch {about['torch']}. {where(environment)} The numbers are also in "
+        f"Made by `{command}` on {machine}, torch {facts['torch']}. {where(environment)} The numbers are also in "
         f"[{records.name}]({records.name}), a record for each study. Full lines are measured, a band is the 20th to "
         "the 80th percentile, dashed lines are predicted.",
         "",

@@ -1,4 +1,4 @@
-"""Models how long a step of the engine takes, by published kernel times, by bounds, or by the steps of a real run."""
+"""Models the time of an engine step by published kernel times, by bounds, or by the steps of a real run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of one step."""
+    """Describes the work of one step: decoding sequences, chunks of prompts and sampled tokens."""
 
     decodes: int
     """The number of sequences that decode, each with one token."""
@@ -42,21 +42,21 @@ class StepWork:
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of prompt tokens in the step."""
+        """Returns the number of prompt tokens in the step."""
         return sum(end - start for start, end in self.chunks)
 
     @property
     def pairs(self) -> int:
-        """The number of query-key pairs of the prompts' tokens."""
+        """Returns the number of query-key pairs that the prompts' tokens need."""
         return sum(pairs_of(start, end) for start, end in self.chunks)
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` at `x`, by a straight line between the two neighbours of `x` on the grid."""
+    """Interpolates `function` linearly at `x`, between two neighbours on the grid.  No grid point is above `most`."""
     if x <= 0:
         return 0.0
-    place = min(bisect_left(_POINTS, x), len(_POINTS) - 1)
-    low, high = (min(_POINTS[at], most) for at in (place - (_POINTS[place] > x), place))
+    index = min(bisect_left(_POINTS, x), len(_POINTS) - 1)
+    low, high = (min(_POINTS[point], most) for point in (index - (_POINTS[index] > x), index))
     first = function(low)
     return first if low == high else first + (function(high) - first) * (x - low) / (high - low)
 
@@ -64,23 +64,22 @@ def _between(function: Callable[[int], float], x: float, most: int) -> float:
 _ATTENTION = ("attention", "kv_cache_write")
 """The sites of attention.  Published times of attention contain the write of keys and values."""
 _HEAD = ("lm_head", "sample")
-_MOST = 2**20
+_MAX_TOKENS = 2**20
 _PUBLISHED = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
 """The kinds of ops that have published times."""
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """A model that sums published kernel times (`roofline/step_times.py`) or bounds of a step, and the host's time.
+    """Models a step's time as a sum: published kernel times (`roofline/step_times.py`) or bounds, and the host's time.
 
-    The output head and the draw depend on the number of drawn tokens.  Attention in decode depends on the number of
-    sequences and their mean context.  The attention of a chunk is the difference of two whole prompts.  All other ops
-    depend on the number of the step's tokens.  Between the points of a grid, times are linear.  Beyond the longest
-    published context, attention takes its bound, multiplied by the ratio of time to bound at that context.  A bare
-    bound would be shorter than a published time for less work.
+    The times of the output head and of sampling depend on the number of sampled tokens.  Attention in decode depends on
+    the number of sequences and their mean context.  The attention time of a chunk is the difference between two whole
+    prompts.  All other ops depend on the number of the step's tokens.  Between the points of a grid, times are linear.
+    Beyond the longest published context, attention takes its bound, times the ratio of time to bound at that context.
+    A bare bound would be shorter than a published time for less work.
 
-    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time.
-    """
+    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
     arch: Architecture
     device: Device
@@ -123,7 +122,7 @@ class KernelTimes:
 
     @property
     def basis(self) -> str:
-        """The source of the times, in words."""
+        """Returns the source of the times, in words."""
         length = min(1024, self.arch.max_position)
         ops = (*self.ops("decode", 16, length), *self.ops("prefill", 1, length))
         published = {op.op for op in ops if op.basis != "bound"}
@@ -132,7 +131,7 @@ class KernelTimes:
         return f"published kernel times {devices} ({parts}), bounds of the rest" if parts else f"bounds {devices}"
 
     def ops(self, kind: Kind, batch: int, context: int) -> Sequence[OpTime]:
-        """Returns the ops of a step with their times.  Raises `ValueError` where `steps.step_ops` does."""
+        """Returns the ops of a step with their times.  Raises `ValueError` in the same cases as `steps.step_ops`."""
         shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
         published = None if self.bounds else step_time(self.arch, self.device, *shape)
         if published is not None:
@@ -152,26 +151,26 @@ class KernelTimes:
         def attention(kind: Kind, length: float, batch: int) -> float:
             return _between(partial(self._attention_ms, kind, batch), length, self.arch.max_position)
 
-        ms = self.host_ms + _between(self._rest_ms, work.decodes + work.prompt_tokens, _MOST)
-        ms += _between(self._head_ms, work.drawn, _MOST)
+        ms = self.host_ms + _between(self._rest_ms, work.decodes + work.prompt_tokens, _MAX_TOKENS)
+        ms += _between(self._head_ms, work.drawn, _MAX_TOKENS)
         if work.decodes:
-            ms += _between(partial(attention, "decode", work.keys / work.decodes), work.decodes, _MOST)
+            ms += _between(partial(attention, "decode", work.keys / work.decodes), work.decodes, _MAX_TOKENS)
         ms += sum(attention("prefill", end, 1) - attention("prefill", start, 1) for start, end in work.chunks)
         return 1e-3 * ms
 
 
 def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
-    """Returns the milliseconds of the ops at these sites."""
+    """Returns the sum of the milliseconds of the ops at `sites` (positions in the model)."""
     return sum(op.ms for op in ops if op.site in sites)
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """A sum of non-negative terms that is fitted to the measured steps of a run.  The terms depend on the step's tokens
-    (linear between knots), the keys of decoding tokens, the query-key pairs of prompts, and the drawn tokens.
+    """Models a step's time as a sum of non-negative terms, fitted to a run's measured steps.  The terms depend on the
+    step's tokens (linear between knots), the keys of decoding tokens, the query-key pairs of prompts, and the sampled
+    tokens.
 
-    The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974).
-    """
+    The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
 
     coefficients: tuple[float, ...]
     gap_s: float
@@ -190,36 +189,34 @@ StepModel = KernelTimes | MeasuredSteps
 def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     """Fits a model to the steps that `GET /steps` of Rooflab's server returned, as in a trace of `rooflab load`.
 
-    Raises `ValueError` if fewer than 50 steps say how many keys they read.
-    """
+    Raises `ValueError` if fewer than 50 steps have the number of keys that they read."""
     rows = [step for step in steps if "decode_keys" in step and (step["num_decodes"] or step["prompt_tokens"])]
     if len(rows) < 50:
         raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
     features = np.array([_features_of(row) for row in rows])
     seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
-    gaps = [after["begin_s"] - row["end_s"] for row, after in itertools.pairwise(rows)]
-    busy = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
-    return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy)) if busy else 0.0)
+    gaps = [next_row["begin_s"] - row["end_s"] for row, next_row in itertools.pairwise(rows)]
+    busy_gaps = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
+    return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy_gaps)) if busy_gaps else 0.0)
 
 
 def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
-    """Returns the model of a measured run's steps, and the seconds from a step's end until its tokens are at the
-    client.
+    """Returns the model of a measured run's steps, and the seconds from a step's end until the client has its tokens.
 
-    Raises `ValueError` if `fitted` does."""
+    Raises `ValueError` in the same cases as `fitted`."""
     model = fitted(trace.steps or ())
-    ends = np.array([step["end_s"] for step in trace.steps or ()])
+    end_times = np.array([step["end_s"] for step in trace.steps or ()])
     firsts = [request.chunks[0].time_s for request in trace.requests if request.chunks]
-    behind = [first - ends[place - 1] for first in firsts if (place := int(np.searchsorted(ends, first)))]
-    return model, float(np.median(behind)) if behind else 0.0
+    delays = [first - end_times[index - 1] for first in firsts if (index := int(np.searchsorted(end_times, first)))]
+    return model, float(np.median(delays)) if delays else 0.0
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the features of a server's step.  Drafted tokens count as decoding tokens and as drawn tokens."""
+    """Returns the features of a server's step.  Drafted tokens count as decoding tokens and as sampled tokens."""
     decodes, drafted = row["num_decodes"], row.get("drafted", 0)
-    drawn = decodes + drafted if drafted else row["tokens"]
-    return _features(decodes + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], drawn)
+    sampled_tokens = decodes + drafted if drafted else row["tokens"]
+    return _features(decodes + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens)
 
 
 def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A study: a common claim, a prediction by arithmetic, a measurement on this machine, and a verdict."""
+"""Defines a study: a common claim, a calculated prediction, a measurement on this machine, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from typing import Any, Literal, get_args
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rooflab.bench.latency.ledger import seconds_of
-from rooflab.bench.report.pictures.canvas import INK, LOST, READ, WIDTH_IN, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.canvas import (
+    FIGURE_WIDTH_IN,
+    INK,
+    LOST,
+    READ_COLOUR,
+    WRITTEN,
+    new_figure,
+    note,
+    save,
+)
 from rooflab.engine.llm import LLM
-from rooflab.roofline.plot import own_settings
+from rooflab.roofline.plot import with_own_settings
 
 Verdict = Literal["holds", "holds in part", "fails", "NOISY"]
 """The verdict of a study.  `NOISY`: the machine was busy, so that the times decide nothing."""
-COLOURS = (READ, WRITTEN, LOST, INK)
+COLOURS = (READ_COLOUR, WRITTEN, LOST, INK)
 PREDICTED = ", predicted"
 """The end of a curve's name, if the curve was not measured.  The figure draws such a curve dashed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The result of a study, and the settings of its figure."""
+    """Holds the result of a study, and the settings of its figure."""
 
     claim: str
     source: str
@@ -50,11 +59,11 @@ class Study:
     name: str = ""
     """The study's name in `STUDIES`."""
 
-    @own_settings
+    @with_own_settings
     def draw(self, folder: Path) -> Path:
-        """Draws and writes the figure.  Returns its path."""
-        figure = new_figure(WIDTH_IN, 4.3)
-        figure.suptitle(fill(self.claim, int(9 * WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
+        """Draws the figure of the study and writes it into `folder`.  Returns the path of the file."""
+        figure = new_figure(FIGURE_WIDTH_IN, 4.3)
+        figure.suptitle(fill(self.claim, int(9 * FIGURE_WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
         axes, column = figure.subplots(), {name: [row[name] for row in self.rows] for name in self.rows[0]}
         colours = dict(zip(dict.fromkeys(name.removesuffix(PREDICTED) for name in self.curves), COLOURS, strict=False))
         for name, values in self.curves.items():
@@ -80,14 +89,14 @@ class Study:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the median, the 20th percentile and the 80th percentile."""
-    ordered = sorted(values)
-    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
-    return statistics.median(ordered), low, high
+    """Returns the median, the 20th percentile and the 80th percentile of `values`."""
+    sorted_values = sorted(values)
+    low, high = (sorted_values[round(share * (len(sorted_values) - 1))] for share in (0.2, 0.8))
+    return statistics.median(sorted_values), low, high
 
 
 def run_all_s(llm: LLM) -> float:
-    """Runs steps until all requests have ended.  Returns the seconds of all steps."""
+    """Runs engine steps until all requests have ended.  Returns the total time of these steps in seconds."""
     seconds = 0.0
     while llm.has_work:
         seconds += seconds_of(llm.step)
@@ -95,23 +104,23 @@ def run_all_s(llm: LLM) -> float:
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:
-    """Returns "holds" if `number` is at least `holds`, "holds in part" if it is at least `part`, and else "fails"."""
+    """Returns a verdict: "holds" if `number >= holds`, else "holds in part" if `number >= part`, else "fails"."""
     return "holds" if number >= holds else "holds in part" if number >= part else "fails"
 
 
 def at_most(number: float, holds: float, part: float) -> Verdict:
-    """Returns "holds" if `number` is at most `holds`, "holds in part" if it is at most `part`, and else "fails"."""
+    """Returns a verdict: "holds" if `number <= holds`, else "holds in part" if `number <= part`, else "fails"."""
     return at_least(-number, -holds, -part)
 
 
 def worst(*verdicts: Verdict) -> Verdict:
-    """Returns the worst of the verdicts on a claim's parts, because each part must hold."""
+    """Returns the worst of the given verdicts.  Each verdict judges one part of a claim, and every part must hold."""
     return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass
 class Lab:
-    """Makes the engines for studies, and sets the sizes of the studies."""
+    """Makes the engines for latency studies, and chooses the sizes of the studies."""
 
     model: str = "smollm2-135m"
     dummy: bool = False
@@ -123,13 +132,13 @@ class Lab:
     """For each engine that the last study loaded: the model, the dtype and the device."""
 
     def llm(self, **options: Any) -> LLM:
-        """Makes an engine with these options of `LLM`."""
+        """Makes an engine with the given options of `LLM`."""
         llm = LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
         self.engines.append((llm.arch.name, llm.dtype_name, llm.device.type))
         return llm
 
     def size(self, whole: int, quick: int) -> int:
-        """Returns the size `quick` if the lab's studies use small sizes (`Lab.quick`), else the size `whole`."""
+        """Returns `quick` if the studies use small sizes (`self.quick`), else `whole`."""
         return quick if self.quick else whole
 
     def about(self, llm: LLM) -> str:

@@ -1,4 +1,4 @@
-"""Shows how another kernel changes TTFT and ITL: a prediction from the ledger and kernel times, and a measurement."""
+"""Predicts and measures how another kernel changes TTFT and ITL.  The prediction uses the times of ops and kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WON = 0.97
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """The latency of prefill or decode before and after a change of one kernel."""
+    """Holds the latency of prefill or decode before and after a change of one kernel."""
 
     figure: str
     """The name of the latency, TTFT or ITL.  The time of a step stands for the latency."""
@@ -49,14 +49,14 @@ class PhaseChange:
     """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """Returns one line of a table.  NOISY times give no ratio."""
+        """Returns the values of one table row.  If the times are NOISY, the row has no ratios."""
         row = {name: value for name, value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
         return row | (dict.fromkeys(("kernel", "share", "predicted_%", "measured_%")) if self.noise else {})
 
     def verdict(self) -> str:
-        """Says in words whether the faster kernel makes the engine faster."""
+        """Returns a sentence that says whether the faster kernel makes the engine faster."""
         if self.noise:
             return f"{self.figure} with {self.op}/{self.after}: NOISY, and so no verdict: {self.noise}"
         engine = (self.predicted_ms if self.measured_ms is None else self.measured_ms) / self.before_ms
@@ -68,12 +68,12 @@ class PhaseChange:
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
-    """For each op of the step in `factors`, predicts the change if its kernel took `factors[op]` times as long."""
+    """Predicts a step's time for each op in `factors`, if the op's kernel took `factors[op]` times its present time."""
     changes = []
     for op, factor in factors.items():
         if ms := ledger.ms_of(op):
-            before = next(row.kernel or row.basis for row in ledger.rows if row.op == op)
-            changes.append(_predicted(ledger, op, before, f"{factor:g}x", factor, ms * (factor - 1)))
+            old_kernel = next(row.kernel or row.basis for row in ledger.rows if row.op == op)
+            changes.append(_predicted(ledger, op, old_kernel, f"{factor:g}x", factor, ms * (factor - 1)))
     return changes
 
 
@@ -85,46 +85,47 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
 
 
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, context: int) -> PhaseChange | None:
-    """Predicts the change of a step if `kernel` serves `op`.  Also measures this change: `other` uses `kernel`, `llm`
-    does not.
+    """Predicts and measures how the time of a step changes if `kernel` computes `op`.  The engine `other` uses
+    `kernel`; the engine `llm` uses the present kernel.
 
-    For each call, the prediction adds the difference of the two kernels' times to the step.  Both are timed outside the
-    engine on the call's shape: products with an empty cache by the bench's protocol, other ops of a CPU after a layer's
-    weights were read.  A ratio would also scale the call's other costs: it said +13% for a norm that measured +4%.
+    The prediction adds the time difference of the two kernels to the step, for each call.  Both kernels are timed
+    outside the engine with the shapes of the call.  Matrix products, and all ops on a GPU, are timed with an empty
+    cache.  On a CPU, other ops are timed after reading as many bytes as one layer's weights.  Scaling by the ratio of
+    the kernels' times would also scale the other costs of the call: it predicted +13% for a norm that measured +4%.
 
-    Returns None if a step of this kind does not call the op."""
+    Returns None if this kind of step does not call the op."""
     short = kind == "prefill"
-    before = measured(llm, kind, batch, context, steps=6 if short else 16)
-    rows = [row for row in before.rows if row.op == op]
-    kernels, others = (chosen(engine, kind, batch, context) for engine in (llm, other))
+    old_step = measured(llm, kind, batch, context, steps=6 if short else 16)
+    rows = [row for row in old_step.rows if row.op == op]
+    kernels, other_kernels = (chosen(engine, kind, batch, context) for engine in (llm, other))
     current = kernels.get(op)
     if not rows or current is None:
         return None
-    began = run_times()
+    start_times = run_times()
     times = _alone_ms(rows, kind, (current, kernel), llm, context)
     ratio = times[kernel.name] / times[current.name]
-    change = _predicted(before, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
-    rounds, each = (5, 1) if short else (16, 3)
-    steps = rounds * each + 1
-    with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as second:
-        pair = (first, base := list[float]()), (second, changed := list[float]())
-        first(), second()
+    change = _predicted(old_step, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
+    rounds, steps_each = (5, 1) if short else (16, 3)
+    steps = rounds * steps_each + 1
+    with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as new_step:
+        steps_and_samples = (first, base := list[float]()), (new_step, new_seconds := list[float]())
+        first(), new_step()
         for _ in range(rounds):
-            for step, seconds in pair:
-                seconds += [seconds_of(step) for _ in range(each)]
-    same = kernels.keys() - {op, DECODE, FUSED, *PRODUCTS}
-    differs = sorted(name for name in same if kernels[name] != others.get(name))
+            for step, seconds in steps_and_samples:
+                seconds += [seconds_of(step) for _ in range(steps_each)]
+    unswapped_ops = kernels.keys() - {op, DECODE, FUSED, *PRODUCTS}
+    differs = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
     noise = f"the second engine has another kernel for {', '.join(differs)} too" if differs else change.noise
-    noise = noise or why_noisy(base, waiting_since(began)) or why_noisy(changed, None)
+    noise = noise or why_noisy(base, waiting_since(start_times)) or why_noisy(new_seconds, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
-    ratio = statistics.median(changed) / statistics.median(base)
+    ratio = statistics.median(new_seconds) / statistics.median(base)
     return replace(change, measured_ms=change.before_ms * ratio, noise=noise)
 
 
 def _alone_ms(
     rows: Sequence[LedgerRow], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int
 ) -> dict[str, float]:
-    """For each kernel, returns the milliseconds of all calls of an op in a step, timed outside the engine."""
+    """Times all calls of an op in one step, outside the engine, and returns the total milliseconds for each kernel."""
     sums = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
     for row in rows:
         probe = real(_probe_of(row, kind, llm), llm.limits.block_size, context)
@@ -141,34 +142,35 @@ def _alone_ms(
 
 
 def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
-    """Returns the arguments of a call of `row`, as meta tensors."""
+    """Returns the arguments for the call in the ledger row `row`, as tensors on the meta device."""
     first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
-    each = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
-    return next(inputs for inputs in each if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
+    candidates = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
+    return next(inputs for inputs in candidates if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
-    """Returns median seconds on a CPU.  Calls take turns, and before each call as many bytes as a layer's weights are
-    read.
+    """Returns the median seconds of each call on a CPU.  The calls are interleaved.  Before each call the function
+    reads as many bytes as the weights of one layer.
 
-    The bench's protocol would empty the last-level cache too.  But in a step that cache holds the kernel's code and
-    inputs.  For kernels of several small calls that protocol said twice the time of the real step."""
+    The benchmark's usual protocol would also empty the last-level cache.  But in a real step this cache holds the
+    kernel's code and inputs.  For kernels with several small calls the usual protocol measured twice the time of the
+    real step."""
     parts = llm.arch.parameters()
     weights = torch.ones((parts.attention + parts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(ROUNDS + 2):
+    for repeat in range(ROUNDS + 2):
         for name, call in calls.items():
             weights.sum()
             seconds = seconds_of(call)
-            if turn >= 2:
+            if repeat >= 2:
                 samples[name].append(seconds)
     return {name: statistics.median(seconds) for name, seconds in samples.items()}
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel accepts, with the weight packed for the kernel."""
-    taken = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    """Returns only the inputs that the kernel accepts.  The weight is packed in the kernel's layout."""
+    accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in PRODUCTS:
-        others = {name: value for name, value in inputs.items() if name != "b"}
-        taken["b"] = packed(kernel.prepare, inputs["b"], **others)
-    return taken
+        other_inputs = {name: value for name, value in inputs.items() if name != "b"}
+        accepted_inputs["b"] = packed(kernel.prepare, inputs["b"], **other_inputs)
+    return accepted_inputs

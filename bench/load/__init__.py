@@ -1,7 +1,8 @@
-"""Load on any server of OpenAI's protocol: sends requests at given times, and times every piece of an answer.
+"""Sends load to any server with OpenAI's protocol.  Requests are sent at given times, and each piece of an answer is
+timed.
 
-`arrivals.py` and `data.py` give the times and the content of requests, `http.py` and `client.py` send them and take
-times, and `load_run.py` runs the load.  `answers.py` then reads the bytes into a trace (`trace.py`), the input of
-`metrics.py`, `causes.py` (of long gaps), `load_record.py` and `load_pictures.py`.  `results/serving/` has the client's
-error, measured with a server that reports when it wrote.
+`arrivals.py` and `data.py` make the times and the content of requests.  `http.py` and `client.py` send the requests and
+take the times.  `load_run.py` runs the load.  `answers.py` then converts the received bytes into a trace (`trace.py`).
+`metrics.py`, `causes.py` (causes of long gaps), `load_record.py` and `load_pictures.py` read the trace.
+`results/serving/` has the client's timing error, measured with a server that reports the time of each write.
 """

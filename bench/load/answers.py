@@ -1,4 +1,4 @@
-"""Reads the bytes of an answer: the events of its stream, and the chunks in the events, each with its time."""
+"""Parses the bytes of an answer into the events of the stream and the chunks in these events, each with its time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.bench.load.metrics import token_steps
 from rooflab.bench.load.trace import Request, StreamEvent
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
-SHOWN = 200
+MESSAGE_LENGTH = 200
 """The most characters of a server's message that a reason quotes."""
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 """The fields of a chat's delta that may contain the text of a token."""
@@ -31,42 +31,41 @@ BARE = (b"error:", b'{"error"')
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """For each server-sent event: its data, the time of its last byte, and whether the event's name says that it is an
-    error.  The rules are the WHATWG's.
+    """Yields, for each server-sent event, its data, the time of its last byte, and whether its name marks an error.
+    Parsing follows the WHATWG standard.
 
-    Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event; data
-    without an empty line after it count too, because servers that close the connection omit the line.  An event with
-    empty data is left out.
-    """
-    body, ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
-    data, failed = list[bytes](), False
-    at = 3 if body.startswith(b"\xef\xbb\xbf") else 0
-    while at < len(body):
-        line_end = LINE_END.search(body, at)
-        line, end = (body[at : line_end.start()], line_end.end()) if line_end else (body[at:], len(body))
+    Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event.  At the
+    end of the stream the empty line may be missing, because some servers close the connection without it.  An event
+    with empty data is left out."""
+    body, piece_ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
+    data, is_error = list[bytes](), False
+    offset = 3 if body.startswith(b"\xef\xbb\xbf") else 0
+    while offset < len(body):
+        line_end = LINE_END.search(body, offset)
+        line, end = (body[offset : line_end.start()], line_end.end()) if line_end else (body[offset:], len(body))
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(BARE):
-            data, failed = [line.removeprefix(b"error:")], True
+            data, is_error = [line.removeprefix(b"error:")], True
         elif line.startswith(b"event:"):
-            failed = line[6:].strip() == b"error"
+            is_error = line[6:].strip() == b"error"
         if not line or end == len(body):
             last = line_end.start() if line_end else end - 1
-            if (whole := b"\n".join(data)).strip() or failed:
-                yield pieces[bisect_right(ends, last)][0], whole.decode(errors="replace"), failed
-            data, failed = [], False
-        at = end
+            if (event_data := b"\n".join(data)).strip() or is_error:
+                yield pieces[bisect_right(piece_ends, last)][0], event_data.decode(errors="replace"), is_error
+            data, is_error = [], False
+        offset = end
 
 
 def read_answer(shot: Shot) -> Request:
-    """Reads one request's trace from its answer.  The request has failed if the trace's `error` is not empty."""
+    """Makes one request's trace from its answer.  The request has failed if the trace's `error` is not empty."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
         error = f"HTTP {shot.status}: {_message(b''.join(data for _, data in shot.pieces).decode(errors='replace'))}"
     elif not error or error == DROPPED:
-        for time_s, text, failed in events(shot.pieces):
-            fault = f"an error in the stream: {_message(text)}" if failed else state.take(time_s, text)
+        for time_s, text, is_error in events(shot.pieces):
+            fault = f"an error in the stream: {_message(text)}" if is_error else state.take(time_s, text)
             if fault:
                 error = error or fault
             if fault or state.done:  # what follows is no part of the answer
@@ -99,7 +98,7 @@ def read_answer(shot: Shot) -> Request:
 
 
 class _AnswerState:
-    """The state of an answer after the events that were added so far."""
+    """Holds the parsed parts of an answer while its events are added one by one."""
 
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
@@ -112,7 +111,7 @@ class _AnswerState:
         self.done = False
 
     def take(self, time_s: float, text: str) -> str:
-        """Adds an event.  Returns the reason if the event makes the request fail, and else an empty text."""
+        """Adds an event.  Returns the reason if the event makes the request fail, else an empty string."""
         if text.strip() == "[DONE]":
             self.done = True
             return self._add(StreamEvent(time_s, "done"))
@@ -129,8 +128,8 @@ class _AnswerState:
         self.output_tokens = self.output_tokens if total is None else total
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         choices = event.get("choices") or ()
-        if failed := [choice["error"] for choice in choices if choice.get("error")]:
-            return f"an error in the stream: {_message(failed[0])}"
+        if choice_errors := [choice["error"] for choice in choices if choice.get("error")]:
+            return f"an error in the stream: {_message(choice_errors[0])}"
         for choice in choices:
             self._choice(time_s, choice, total if len(choices) == 1 else None)
         return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
@@ -153,31 +152,31 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks of the answers, each with its number of tokens if the answer's bytes give this number.
+        """Returns the chunks of the answers.  A chunk has its number of tokens if this number is known.
 
-        If all chunks with text have totals so far, the numbers are differences of totals; a single total is the
-        answer's.  Totals do not count if they fall, are zero after a text has come, or count several answers together.
-        """
-        pairs = list(zip(self.chunks, self.totals, strict=True))
+        Some servers send with each chunk the total number of tokens so far.  The number of a chunk is then the
+        difference of two totals.  A single total belongs to the whole answer.  Totals are ignored if they fall, if they
+        are zero after a text, or if they sum several answers."""
+        chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         lasts: dict[int, int] = {}
         for answer in self.reasons:
-            own = [total for chunk, total in pairs if chunk.answer == answer and total is not None]
-            texts = [total for chunk, total in pairs if chunk.answer == answer and chunk.kind == "text"]
-            if len(own) < 2 or None in texts or not any(texts[:1]) or own != sorted(own):
+            answer_totals = [total for chunk, total in chunk_totals if chunk.answer == answer and total is not None]
+            texts = [total for chunk, total in chunk_totals if chunk.answer == answer and chunk.kind == "text"]
+            if len(answer_totals) < 2 or None in texts or not any(texts[:1]) or answer_totals != sorted(answer_totals):
                 return tuple(self.chunks)
-            lasts[answer] = own[-1]
+            lasts[answer] = answer_totals[-1]
         if len(lasts) > 1 and sum(lasts.values()) != self.output_tokens:
             return tuple(self.chunks)
-        before = dict.fromkeys(lasts, 0)
-        for place, (chunk, total) in enumerate(pairs):
+        previous_totals = dict.fromkeys(lasts, 0)
+        for index, (chunk, total) in enumerate(chunk_totals):
             if total is not None:
-                self.chunks[place] = chunk._replace(tokens=total - before[chunk.answer])
-                before[chunk.answer] = total
+                self.chunks[index] = chunk._replace(tokens=total - previous_totals[chunk.answer])
+                previous_totals[chunk.answer] = total
         return tuple(self.chunks)
 
 
 def _is_chunk(event: Any) -> bool:
-    """Whether the parts of an event that this file reads have the protocol's types.  Null counts as missing."""
+    """Returns whether the parts of an event that this file reads have the protocol's types.  Null counts as missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -196,20 +195,20 @@ def _is_chunk(event: Any) -> bool:
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
-    """The number of tokens in a chunk, from its ids or log-probabilities.  None if the chunk has neither."""
+    """Counts the tokens in a chunk from its ids or log-probabilities.  Returns None if the chunk has neither."""
     if isinstance(ids := choice.get("token_ids"), list):
         return len(ids)
     logprobs = choice.get("logprobs")
-    listed = (logprobs.get("tokens") or logprobs.get("content")) if isinstance(logprobs, dict) else None
-    return len(listed) if isinstance(listed, list) and listed else None
+    tokens = (logprobs.get("tokens") or logprobs.get("content")) if isinstance(logprobs, dict) else None
+    return len(tokens) if isinstance(tokens, list) and tokens else None
 
 
 def _message(error_body: Any) -> str:
-    """The message in an error as OpenAI's protocol has it, as text or parsed JSON; else the beginning of the error."""
+    """Returns the message of an error in OpenAI's format (text or parsed JSON), else the beginning of the error."""
     try:
         value = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = value.get("error", value)
         error_body = error.get("message") or error if isinstance(error, dict) else error
     except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(str(error_body).encode(errors="replace").decode().split())[:SHOWN] or "no reason given"
+    return " ".join(str(error_body).encode(errors="replace").decode().split())[:MESSAGE_LENGTH] or "no reason given"

@@ -1,4 +1,4 @@
-"""The arrival times of requests in an open loop: the laws of the gaps, and offsets in seconds from the loop's start."""
+"""Makes the arrival times of requests in an open loop.  The times are seconds from the start of the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAWS = ("poisson", "constant", "gamma")
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The requests per second and the law of the gaps between them.  Raises `ValueError` on impossible values."""
+    """Holds the request rate and the distribution of the gaps.  Raises `ValueError` on impossible values."""
 
     rate: float
     """The requests per second; infinite if all requests arrive at once."""
@@ -30,11 +30,11 @@ class Arrivals:
             raise ValueError(f"burstiness: expected --arrivals gamma with it, got {self.law}")
 
     def offsets(self, count: int, random: np.random.Generator) -> list[float]:
-        """Draws the arrivals of `count` requests.  Unlike in vLLM, the arrivals are not stretched to `count / rate`
-        seconds: the rate of an open loop is the rate of its law, and the last arrival is random."""
+        """Draws random arrival times for `count` requests.  vLLM stretches the arrivals to `count / rate` seconds; this
+        function does not.  So the gaps keep their distribution, and the time of the last arrival is random."""
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":
-            return [place / self.rate for place in range(count)]
+            return [index / self.rate for index in range(count)]
         gaps = random.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count)
         return [float(value) for value in np.cumsum(gaps)]

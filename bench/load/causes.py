@@ -1,4 +1,4 @@
-"""Finds the causes of long gaps between two tokens, from the steps that our server did in the gap (`GET /steps`)."""
+"""Finds the causes of long gaps between two tokens, from the steps of our server in the gap (`GET /steps`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITED = 0.05
 
 @dataclass(frozen=True)
 class Spike:
-    """A long gap of one request."""
+    """Describes a long gap between two tokens of one request."""
 
     request: int
     begin_s: float
@@ -30,24 +30,24 @@ class Spike:
 
     @property
     def kind(self) -> str:
-        """The kind of the cause, one of `KINDS`."""
+        """Returns the kind of the cause, one of `KINDS`."""
         return next(kind for kind in KINDS if self.cause.startswith(kind))
 
 
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """The server's steps on the client's clock.  `now_s` was the server's time at `half_s`, half of the round trip.
+    """Returns the server's steps with times of the client's clock.  The server's clock showed `now_s` when the client's
+    clock showed `half_s`, the middle of the request for the steps.
 
-    If the two clocks differ by less than the round trip, they are taken for one clock of the same host.
-    """
+    If the two clocks differ by less than `round_trip_s`, they count as the same clock and nothing is shifted."""
     shift = half_s - now_s
     shift = 0.0 if abs(shift) <= round_trip_s else shift
     return tuple({**step, "begin_s": step["begin_s"] + shift, "end_s": step["end_s"] + shift} for step in steps)
 
 
 def spikes(trace: Trace) -> list[Spike]:
-    """The long gaps of all answered requests.  Empty if the server does not report its steps."""
+    """Returns the long gaps of all answered requests.  The list is empty if the server does not report its steps."""
     if trace.steps is None:
         return []
     gaps_found = list[Spike]()
@@ -56,23 +56,24 @@ def spikes(trace: Trace) -> list[Spike]:
             times = [time_s for time_s, _ in answer]
             gaps = np.diff(times)
             usual = float(np.median(gaps)) if len(gaps) else 0.0
-            for place in np.flatnonzero(gaps > LONG * usual):
-                begin, end = times[place], times[place + 1]
-                gaps_found.append(Spike(request.index, begin, end, cause(begin, end, trace.steps)))
+            for index in np.flatnonzero(gaps > LONG * usual):
+                begin_s, end = times[index], times[index + 1]
+                gaps_found.append(Spike(request.index, begin_s, end, cause(begin_s, end, trace.steps)))
     return gaps_found
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """The cause of a gap.  A preemption in the gap comes first: it may be of this request, which then computes its
-    prompt again.  Then comes the work of the steps, beginning with the step that fills most of the gap."""
+    """Returns the cause of a gap.  A preemption in the gap is the first candidate: the server may have preempted this
+    request and must then compute its prompt again.  The next candidates are the steps in the gap, the longest overlap
+    first."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))
 
-    within = sorted((step for step in steps if overlap_s(step) > 0), key=overlap_s, reverse=True)
-    if any(step["preempted"] for step in within):
+    steps_in_gap = sorted((step for step in steps if overlap_s(step) > 0), key=overlap_s, reverse=True)
+    if any(step["preempted"] for step in steps_in_gap):
         return "preemption"
-    for step in within:
+    for step in steps_in_gap:
         if step["prompt_tokens"]:
             return f"prefill of {step['prompt_tokens']} tokens"
         if (step["waited"] or 0.0) > WAITED:

@@ -1,6 +1,6 @@
-"""Sends requests, and keeps the time and the bytes of each piece of an answer.  Nothing is parsed during a run.
+"""Sends requests, and stores the time and the bytes of each piece of an answer.  Nothing is parsed during a run.
 
-There is one event loop in one thread; all times are of `perf_counter`.
+One event loop in one thread does all work.  All times are of `perf_counter`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEAD = 20
 
 @dataclass
 class Shot:
-    """A request and its answer, as the client sent and received them."""
+    """Holds a request and its answer, as the client sent and received them."""
 
     index: int
     body: bytes
@@ -51,10 +51,10 @@ class Shot:
 
 @dataclass
 class Endpoint:
-    """The server, its endpoint, and the connections that are open and idle.
+    """Holds the address of the server, the path of its endpoint, and the open idle connections.
 
-    Every request goes directly to the server, without the environment's proxies, which would add time to each answer.
-    """
+    Every request goes directly to the server.  The proxies of the environment are not used, because they would add time
+    to each answer."""
 
     url: str
     path: str
@@ -82,10 +82,10 @@ class Endpoint:
         ).encode()
 
     async def send(self, shot: Shot) -> None:
-        """Sends `shot` and waits for the end of its answer; writes a failure into `shot`.
+        """Sends `shot` and waits for the end of its answer.  A failure is stored in `shot.error`.
 
-        If no connection is idle, it opens a connection after the time of sending: the user waits for this too.
-        """
+        If no connection is idle, a new connection is opened.  The time to open it counts as latency, because a user
+        would wait for it too."""
         shot.sent_s, connection = clock(), None
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -124,57 +124,58 @@ class Endpoint:
         self.idle.clear()
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """The status of a GET, its JSON (None if it is not JSON), and the clock's time at half of the round trip.
+        """Sends a GET request.  Returns the status, the parsed JSON (None if it is not JSON), and the time of `clock`
+        in the middle between sending and receiving.
 
-        Raises `ValueError` if nothing answers.
-        """
-        began, secure = clock(), self.ssl is not None
+        Raises `ValueError` if no server answers."""
+        start_s, secure = clock(), self.ssl is not None
         connection = (HTTPSConnection if secure else HTTPConnection)(self.host, self.port, timeout=10)
         try:
             connection.request("GET", self.base + path, headers={"Authorization": self.key} if self.key else {})
             answer = connection.getresponse()
             status, text = answer.status, answer.read()
         except (OSError, HTTPException) as error:
-            why = str(error) or type(error).__name__
-            raise ValueError(f"url: expected a server at {self.address}, got {why}") from error
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"url: expected a server at {self.address}, got {reason}") from error
         finally:
             connection.close()
-        half = (began + clock()) / 2
+        middle_s = (start_s + clock()) / 2
         try:
-            return status, json.loads(text), half
+            return status, json.loads(text), middle_s
         except ValueError:
-            return status, None, half
+            return status, None, middle_s
 
 
 async def open_loop(
     target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
-    """Sends each shot at its time, whatever happened to earlier shots.  Returns the time to which offsets are added.
+    """Sends each request at its scheduled time, even if earlier requests are slow or fail.  Returns the start time in
+    seconds; `offsets_s` count from this time.
 
-    Above `max_concurrency` a request waits here; the wait is part of its time to first token from the schedule.
-    """
-    places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+    If `max_concurrency` requests are in flight, the next request waits in the client.  TTFT is measured from the
+    scheduled time, so it includes this wait."""
+    semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
     async def one(shot: Shot) -> None:
-        if places is None:
+        if semaphore is None:
             return await target.send(shot)
-        waits = places.locked()
-        async with places:
+        waits = semaphore.locked()
+        async with semaphore:
             shot.free_s = clock() if waits else shot.free_s
             return await target.send(shot)
 
-    begin, tasks = clock() + LEAD_S, []
+    begin_s, tasks = clock() + LEAD_S, []
     for shot, offset in zip(shots, offsets_s, strict=True):
-        shot.scheduled_s = shot.free_s = begin + offset
+        shot.scheduled_s = shot.free_s = begin_s + offset
         await _until(shot.scheduled_s)
         tasks.append(asyncio.create_task(one(shot)))
     await asyncio.gather(*tasks)
-    return begin
+    return begin_s
 
 
 async def _until(due_s: float) -> None:
-    if (left := due_s - clock()) > SPIN_S:
-        await asyncio.sleep(left - SPIN_S)
+    if (remaining_s := due_s - clock()) > SPIN_S:
+        await asyncio.sleep(remaining_s - SPIN_S)
     while clock() < due_s:
         await asyncio.sleep(0)
 
@@ -182,18 +183,18 @@ async def _until(due_s: float) -> None:
 async def closed_loop(
     target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
-    """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the shots that it sent.
+    """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
-    A request is due when the request before it has ended.  So the server sets the pace, and a slow server hides its
-    queue.  The loop ends early if the server is dead (`DEAD`); the last of the failed requests says so.
-    """
-    begin, left, sent, silent = clock(), iter(shots), list[Shot](), 0
+    A request is due when an earlier request has ended.  So the server sets the pace, and a slow server has no visible
+    queue.  The loop ends early if too many requests in a row get no answer (`DEAD`).  The last failed request then says
+    so."""
+    begin_s, remaining_shots, sent, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
         nonlocal silent
-        for shot in left:
+        for shot in remaining_shots:
             shot.scheduled_s = shot.free_s = clock()
-            if silent >= DEAD or (duration_s is not None and shot.scheduled_s > begin + duration_s):
+            if silent >= DEAD or (duration_s is not None and shot.scheduled_s > begin_s + duration_s):
                 return
             sent.append(shot)
             await target.send(shot)
@@ -202,12 +203,12 @@ async def closed_loop(
                 shot.error += f"; the {DEAD}th in a row without an answer, so that the run ended"
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
-    return begin, sent
+    return begin_s, sent
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Switches garbage collection off: one pass over the heap would stop every stream for milliseconds."""
+    """Switches garbage collection off, because one collection would stop every stream for milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -219,5 +220,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a request's body, which are made before the run."""
+    """Returns the bytes of a request's body.  The bodies are made before the run."""
     return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""The content of requests: prompts, and the lengths of answers, all from one seed."""
+"""Makes the content of requests: prompts and answer lengths, all from one random seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """The content of one request."""
+    """Holds the content of one request."""
 
     content: str | list[int]
     """The text, or the token ids."""
@@ -60,7 +60,7 @@ class Data:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def prompts(self, seed: int) -> Iterator[Prompt]:
-        """Yields prompts without end."""
+        """Yields an endless sequence of prompts, drawn with `seed`."""
         random = np.random.default_rng(seed)
         prefixes = [self._content(self.prefix_len, random) for _ in range(self.groups if self.kind == "prefix" else 0)]
         while True:
@@ -69,12 +69,12 @@ class Data:
             if prefixes:
                 content = prefixes[random.integers(self.groups)] + content
             if self.ids is None:
-                yield Prompt(" ".join(WORDS[place] for place in content), None, answer)
+                yield Prompt(" ".join(WORDS[index] for index in content), None, answer)
             else:
                 yield Prompt(content, len(content), answer)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
-        """Random token ids, or indices of words in `WORDS`."""
+        """Returns random token ids, or random indices of words in `WORDS`."""
         low, high = self.ids or (0, len(WORDS) - 1)
         return [int(token) for token in random.integers(low, high + 1, size=tokens)]
 

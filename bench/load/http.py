@@ -1,7 +1,8 @@
-"""The part of HTTP/1.1 that a timed request needs: sends its bytes, and times each piece of the answer's body.
+"""Implements the part of HTTP/1.1 that a timed request needs: sends the request, and times each piece of the answer.
 
 aiohttp costs tens of microseconds per piece, and all streams of a batch get a token at once.  So the last of 64 pieces
-would be read milliseconds late.  This code takes the times first, and does the rest after reading all ready sockets.
+would be read milliseconds late.  This code first reads all ready sockets and takes the times.  It parses the bytes
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOST_HEAD = 1 << 16
 
 
 class Framing:
-    """Takes an answer's bytes in pieces of any size, returns the body's bytes, and says when the answer is whole."""
+    """Parses an HTTP answer from pieces of any size, returns the body's bytes, and detects the end of the answer."""
 
     def __init__(self) -> None:
         self.status, self.whole, self.keep, self.content_type = 0, False, True, ""
@@ -28,10 +29,11 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body in `data` and in bytes kept from before.  Raises `ValueError` if they are not HTTP/1.1.
+        """Returns the bytes of the body in `data` and in earlier unparsed bytes.  Raises `ValueError` if they are not
+        HTTP/1.1.
 
-        If bytes follow the whole answer, the connection is closed, because they may belong to another answer.
-        """
+        If more bytes follow the complete answer, the connection is closed, because the bytes may belong to another
+        answer."""
         if self.whole:
             self.keep = False
             return b""
@@ -48,13 +50,13 @@ class Framing:
         if self._chunked:
             return self._dechunk(data)
         if not self._endless:
-            data, behind = data[: self._left], data[self._left :]
+            data, extra_data = data[: self._left], data[self._left :]
             self._left -= len(data)
-            self.whole, self.keep = self._left == 0, self.keep and not behind
+            self.whole, self.keep = self._left == 0, self.keep and not extra_data
         return data
 
     def ended(self) -> bool:
-        """Whether the answer is whole.  Called when the server closes the connection."""
+        """Returns whether the answer is complete.  It is called when the server closes the connection."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
@@ -74,41 +76,41 @@ class Framing:
         self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """Returns the data of chunks.  `_left` counts the rest of the current chunk and the line end after it."""
+        """Returns the content of HTTP chunks.  `_left` counts the remaining bytes of the current chunk."""
         body = b""
-        at = 0
-        while at < len(data):
+        offset = 0
+        while offset < len(data):
             if not self._left:
-                line = data.find(b"\r\n", at)
-                if line < 0 and len(data) - at <= MOST_HEAD:
+                line = data.find(b"\r\n", offset)
+                if line < 0 and len(data) - offset <= MOST_HEAD:
                     break
-                size = _number("a chunk's size", data[at:line].decode("latin-1").partition(";")[0].strip(), 16)
+                size = _number("a chunk's size", data[offset:line].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # after the last chunk there may be fields, then an empty line
                     if (end := data.find(BLANK, line)) >= 0:
-                        self.whole, at = True, end + len(BLANK)
-                        self.keep = self.keep and at == len(data)
+                        self.whole, offset = True, end + len(BLANK)
+                        self.keep = self.keep and offset == len(data)
                     break
-                self._left, at = size + 2, line + 2
-            part = data[at : at + self._left]
-            at += len(part)
-            cut = max(0, len(part) - max(0, 2 - (self._left - len(part))))
-            if part[cut:].strip(b"\r\n"):
-                raise ValueError(f"answer: expected a line end behind a chunk, got {part[cut:].decode('latin-1')!r}")
-            body += part[:cut]
-            self._left -= len(part)
-        self._rest = data[at:]
+                self._left, offset = size + 2, line + 2
+            chunk = data[offset : offset + self._left]
+            offset += len(chunk)
+            cut = max(0, len(chunk) - max(0, 2 - (self._left - len(chunk))))
+            if chunk[cut:].strip(b"\r\n"):
+                raise ValueError(f"answer: expected a line end behind a chunk, got {chunk[cut:].decode('latin-1')!r}")
+            body += chunk[:cut]
+            self._left -= len(chunk)
+        self._rest = data[offset:]
         return body
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Reads a number strictly.  Python's own syntax would allow a sign, blanks and underscores too."""
+    """Parses a number that has only digits.  Python's `int` would also accept a sign, blanks and underscores."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request at a time."""
+    """Represents a connection to the server.  A connection carries one request at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,11 +120,11 @@ class Connection(asyncio.Protocol):
         self.framing, self.open = Framing(), True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport of the connection."""
+        """Stores `transport`, through which the connection sends bytes."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data`, and adds the body to `pieces`.  The future's result is the reason of a failure, or empty."""
+        """Sends `data` and appends the body to `pieces`.  The future's result is the error, or an empty string."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)
@@ -131,13 +133,13 @@ class Connection(asyncio.Protocol):
         return self._done
 
     def data_received(self, data: bytes) -> None:
-        """Takes the time.  The bytes are parsed later, after all other ready sockets have been read."""
+        """Stores `data` with the present time.  It is parsed later, after all other ready sockets were read."""
         self._pending.append((clock(), data))
         if len(self._pending) == 1:
             self._loop.call_soon(self._progress)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the request that is under way."""
+        """Ends the current request, because the connection was closed."""
         self.open = False
         self._progress()
         self._end("" if self.framing.ended() else DROPPED)

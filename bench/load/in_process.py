@@ -1,4 +1,4 @@
-"""Measures the engine in this process by the metrics of a load; the difference to a load is the server's cost."""
+"""Measures the engine inside this process with the metrics of a load run, to find the cost of the server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs one batch of requests that all arrive at once.  Writes a record to the folder `out`, if it is given.
+    """Runs one batch of requests that all arrive at once.  Writes a record to the folder `out` if it is given.
 
-    `sizes` has the tokens of a prompt, the tokens of an answer and the number of requests, under the options' names.
-    Raises `ValueError` on sizes below 1, and on sizes that the model cannot serve.
-    """
+    `sizes` holds three numbers under the names of the command's options: the tokens of a prompt, the tokens of an
+    answer, and the requests.  Raises `ValueError` on sizes below 1, and on sizes that the model cannot serve."""
     for option, value in sizes.items():
         if value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
@@ -32,5 +31,5 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
     if out:
         writer = RunWriter(out)
         writer.write(engine_record(llm, run, "latency", sizes, writer.run_id))
-    about = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
-    return {**about, "status": run.status, "reason": run.reason, **asdict(run.summary)}
+    settings = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
+    return {**settings, "status": run.status, "reason": run.reason, **asdict(run.summary)}

@@ -1,4 +1,4 @@
-"""Pictures of a load: latencies against the rate, the throughput-latency frontier, and a waterfall of requests."""
+"""Draws pictures of a load run: latency against rate, latency against throughput, and a timeline of requests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from matplotlib.patches import Patch
 from rooflab.bench.load.causes import KINDS, spikes
 from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Request, Trace
-from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
-from rooflab.roofline.plot import own_settings
+from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ_COLOUR, WRITTEN, new_figure, note, save
+from rooflab.roofline.plot import with_own_settings
 
-QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
+QUEUE, WAIT, STREAM = PALE, WRITTEN, READ_COLOUR
 SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """By cause of a long gap, its colour."""
-SHOWN = 40
+SHOWN_REQUESTS = 40
 """The most requests that a waterfall shows."""
 CLOSEST = 600
 """Tokens are marked if their median gap is at least the width divided by this; closer marks would hide the bar."""
 Summary = Mapping[str, float]
 
 
-@own_settings
+@with_own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
-    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second.  With `frontier` writes
-    `frontier.png`: TTFT and ITL against the throughput that was reached; each point shows its offered rate."""
+    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second.  With `frontier`, also writes
+    `frontier.png`: TTFT and ITL against the measured throughput.  Each point of it is labelled with the offered rate.
+    """
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
@@ -39,8 +40,8 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
         _lines(axes, xs, [row for _, row in summaries], name)
         for index, ((rate, row), x) in enumerate(zip(summaries, xs, strict=True)):
             if frontier and (y := row.get(f"{name}_p50_ms")) is not None:
-                place = (-4, 6 if index % 2 else -12)  # below and above in turn, because points may nearly coincide
-                axes.annotate(f"{rate:g}/s", (x, y), place, textcoords="offset points", fontsize=8, color=INK)
+                offset = (-4, 6 if index % 2 else -12)  # below and above in turn, because points may nearly coincide
+                axes.annotate(f"{rate:g}/s", (x, y), offset, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
         axes.set_xlabel("output tokens/s" if frontier else "requests/s offered", fontsize=9)
     note(figure, [about])
@@ -48,7 +49,7 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
-    for quantile, colour, style in ((50, READ, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
+    for quantile, colour, style in ((50, READ_COLOUR, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
         values = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
         points = [(x, y) for x, y in values if y is not None]
         if points:
@@ -63,13 +64,13 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
     axes.legend(fontsize=8.5, frameon=False)
 
 
-@own_settings
+@with_own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
-    """Writes a picture of the requests in the middle of the run: the times that each request waited, and its tokens."""
+    """Draws a timeline of the requests in the middle of the run: the waiting time and the tokens of each request."""
     requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
-    begin = max(0, (len(requests) - SHOWN) // 2)
-    requests = requests[begin : begin + SHOWN]
-    rows = {request.index: place for place, request in enumerate(requests)}
+    first_index = max(0, (len(requests) - SHOWN_REQUESTS) // 2)
+    requests = requests[first_index : first_index + SHOWN_REQUESTS]
+    rows = {request.index: row for row, request in enumerate(requests)}
     figure = new_figure(9.6, 1.9 + 0.17 * max(8, len(requests)))
     figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
     axes = figure.subplots()
@@ -81,11 +82,11 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     for request in requests:
         _row(axes, rows[request.index], request, zero, marks)
     for spike in shown_spikes:
-        place, left, long = rows[spike.request], spike.begin_s - zero, spike.end_s - spike.begin_s
-        axes.barh(place, long, left=left, height=0.7, color=SPIKES[spike.kind], linewidth=0)
+        row, left_s, long = rows[spike.request], spike.begin_s - zero, spike.end_s - spike.begin_s
+        axes.barh(row, long, left=left_s, height=0.7, color=SPIKES[spike.kind], linewidth=0)
         if spike.kind == "prefill" and long > 0.025 * width:  # room for the tokens
             axes.text(
-                left + long / 2, place, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
+                left_s + long / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
     labels = (
         (QUEUE, "queue on the client"),
@@ -97,7 +98,7 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     patches += [Patch(color=SPIKES[kind], label=f"long gap: {kind}") for kind in kinds]
     axes.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)
-    axes.set_yticks(range(0, len(requests), 5), [str(requests[place].index) for place in range(0, len(requests), 5)])
+    axes.set_yticks(range(0, len(requests), 5), [str(requests[row].index) for row in range(0, len(requests), 5)])
     axes.tick_params(labelsize=8)
     axes.set_xlabel("seconds from the first of these arrivals", fontsize=9)
     axes.set_ylabel("request", fontsize=9)
@@ -114,8 +115,8 @@ def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> N
     end = request.end_s or request.sent_s
     first, last = (times[0], times[-1]) if times and not request.error else (end, end)
     spans = [(request.scheduled_s, request.sent_s, QUEUE), (request.sent_s, first, WAIT), (first, last, STREAM)]
-    for begin, until, colour in spans:
-        axes.barh(place, until - begin, left=begin - zero, height=0.7, color=colour, linewidth=0)
+    for begin_s, end_s, colour in spans:
+        axes.barh(place, end_s - begin_s, left=begin_s - zero, height=0.7, color=colour, linewidth=0)
     if request.error:
         axes.text(end - zero, place, " failed", fontsize=7, va="center", color=LOST)
     elif marks:

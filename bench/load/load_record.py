@@ -1,4 +1,4 @@
-"""The results of a load's run: its record, its exit status and the path of its trace."""
+"""Makes the results of a load run: its record, its exit status and the path of its trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.bench.load.trace import Trace
 
 
 def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
-    """The record of a run; its environment is the client's environment."""
+    """Makes the record of a load run.  The environment in the record is that of the client, not of the server."""
     metrics, fault, unsure = summarize(trace, limits), broken(trace), noise(trace)
     answered = metrics["requests"] > metrics["failed"]
     status: Status = "RUNTIME_ERROR" if fault else "NOISY" if unsure else "OK"
@@ -33,10 +33,10 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
 
 
 def exit_status(trace: Trace) -> str:
-    """The exit status of the load: OK, NOISY, or RUNTIME_ERROR if a request failed."""
+    """Returns the exit status of the load run: OK, NOISY, or RUNTIME_ERROR if a request failed."""
     return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """The path of a run's trace: `trace.ndjson`, or `trace-<rate>.ndjson` in a sweep of rates."""
+    """Returns the path of the trace: `trace.ndjson`, or `trace-<rate>.ndjson` if the command runs several rates."""
     return folder / (f"trace-{name}.ndjson" if name else "trace.ndjson")

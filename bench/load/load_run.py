@@ -1,4 +1,4 @@
-"""Runs a load: the warm-up, the load, and the trace of the load."""
+"""Runs the warm-up and the load, and returns the trace of the load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The requests of a run, and the times at which they are sent.  Raises `ValueError` on options that do not fit."""
+    """Holds the requests of a run and their send times.  Raises `ValueError` if two options contradict."""
 
     arrivals: Arrivals | None = None
     """The law of the arrivals of an open loop; None for a closed loop."""
@@ -73,7 +73,7 @@ class Plan:
             raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
-        """The arrival times of the open loop's requests, in seconds."""
+        """Returns the arrival times of the open loop's requests, in seconds from the start of the loop."""
         assert self.arrivals is not None, "of an open loop"
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
@@ -83,7 +83,7 @@ class Plan:
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
-        """Yields the requests of the run, without end."""
+        """Yields the requests of the run in an endless sequence, drawn with `seed`."""
         answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
@@ -93,16 +93,16 @@ class Plan:
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
-        asked: dict[str, Any] = {"prompt": prompt.content}
+        prompt_field: dict[str, Any] = {"prompt": prompt.content}
         if self.endpoint == "chat":
-            asked = {"messages": [{"role": "user", "content": prompt.content}]}
+            prompt_field = {"messages": [{"role": "user", "content": prompt.content}]}
         running = {"continuous_usage_stats": True} if self.running_usage else {}
         fixed = {"stream": True, "stream_options": {"include_usage": True, **running}}
         eos = {"ignore_eos": True} if self.ignore_eos else {}
-        return {"model": self.model, **asked, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
+        return {"model": self.model, **prompt_field, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
 
     def case(self) -> dict[str, Any]:
-        """The settings of the run for a record, without the address."""
+        """Returns the settings of the run for a record, without the address of the server."""
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
         case: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
@@ -123,7 +123,7 @@ class Plan:
 
 
 def first_model(target: Endpoint) -> str:
-    """The first model that the server names.  Raises `ValueError` if it names none."""
+    """Returns the first model in the server's list of models.  Raises `ValueError` if the list has no model."""
     status, value, _ = target.get("/v1/models")
     try:
         return str(value["data"][0]["id"])
@@ -134,31 +134,31 @@ def first_model(target: Endpoint) -> str:
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load that `plan` describes.  Raises `ValueError` if the server refuses the first warm-up request."""
     plan, pace = _run(_warm_up(target, plan))
-    before = {shot.body for shot in plan.warm_ups()}
+    warmup_bodies = {shot.body for shot in plan.warm_ups()}
     with undisturbed():
-        begin, shots, unready = _run(_load(target, plan, pace))
-    last = max((shot.scheduled_s for shot in shots), default=begin)
-    requests = phased([read_answer(shot) for shot in shots], begin + plan.warmup_s, last)
-    repeated = len(shots) - len({shot.body for shot in shots} - before)
+        begin_s, shots, unready = _run(_load(target, plan, pace))
+    last = max((shot.scheduled_s for shot in shots), default=begin_s)
+    requests = phased([read_answer(shot) for shot in shots], begin_s + plan.warmup_s, last)
+    repeated = len(shots) - len({shot.body for shot in shots} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin, plan.warmup_s, last, requests, case, steps_of(target), unready, repeated)
+    return Trace(begin_s, plan.warmup_s, last, requests, case, steps_of(target), unready, repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
-    """The steps of our server, on the client's clock.  None for a server without `GET /steps`."""
-    began = clock()
+    """Returns our server's steps in the client's time.  Returns None for a server without `GET /steps`."""
+    start_s = clock()
     try:
-        status, value, half = target.get("/steps")
+        status, value, middle_s = target.get("/steps")
     except ValueError:
         return None
     try:
-        return on_our_clock(value["steps"], value["now_s"], half, clock() - began) if status == 200 else None
+        return on_our_clock(value["steps"], value["now_s"], middle_s, clock() - start_s) if status == 200 else None
     except (TypeError, KeyError):  # another server has a page of this name
         return None
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """The plan without the fields that the server refused, and the tokens per second of the fastest answer."""
+    """Sends the warm-up requests.  Returns the plan without refused fields, and tokens/s of the fastest answer."""
     pace = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -177,22 +177,22 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """The time when the load began, its shots, and the number of shots that had to be made while it ran."""
+    """Runs the load.  Returns its start time, its requests, and the number of requests made while it ran."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
-        left = READY * plan.concurrency * pace * (plan.duration_s or 0.0)
-        while left > 0 and len(ready) < MOST_READY:
+        missing_tokens = READY * plan.concurrency * pace * (plan.duration_s or 0.0)
+        while missing_tokens > 0 and len(ready) < MOST_READY:
             ready.append(next(shots))
-            left -= ready[-1].output_tokens
+            missing_tokens -= ready[-1].output_tokens
         to_send = iter(ready) if plan.duration_s is None else chain(ready, shots)
-        begin, sent = await closed_loop(target, to_send, plan.concurrency, plan.duration_s)
+        begin_s, sent = await closed_loop(target, to_send, plan.concurrency, plan.duration_s)
     else:
         offsets = plan.offsets()
         sent = ready = list(islice(shots, len(offsets)))
-        begin = await open_loop(target, sent, offsets, plan.max_concurrency)
+        begin_s = await open_loop(target, sent, offsets, plan.max_concurrency)
     target.close()
-    return begin, sent, max(0, len(sent) - len(ready))
+    return begin_s, sent, max(0, len(sent) - len(ready))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,7 +1,8 @@
-"""The trace of a run: when each request was due, sent and answered, chunk by chunk.  Plots and metrics come from it.
+"""Defines the trace of a run: the times when each request was due, sent and answered, for each chunk.  Plots and
+metrics are made from the trace.
 
-A trace is a file of JSON lines: first the run, then its requests.  The file's name ends with `.ndjson`, because a
-report reads every `.jsonl` file below its folders as records.
+A trace is a file of JSON lines: the first line describes the run, and each further line describes a request.  The file
+name ends with `.ndjson`, because a report reads every `.jsonl` file below its folders as records.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Phase = Literal["warm-up", "measured", "cool-down"]
 
 
 class StreamEvent(NamedTuple):
-    """An event of a stream that carries data."""
+    """Describes one event of a stream that carries data."""
 
     time_s: float
     kind: str
@@ -32,7 +33,7 @@ class StreamEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; times are of `perf_counter`, in seconds."""
+    """Describes one request.  All times are of `perf_counter`, in seconds."""
 
     index: int
     scheduled_s: float
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of a run, with its requests."""
+    """Holds the trace of a run, with its requests."""
 
     begin_s: float
     """The time from which the arrivals are counted."""
@@ -75,7 +76,7 @@ class Trace:
 
     @property
     def counted(self) -> list[Request]:
-        """The requests that count: all requests except those of the warm-up."""
+        """Returns all requests except those of the warm-up."""
         return [request for request in self.requests if request.phase != "warm-up"]
 
     def save(self, path: Path) -> Path:
@@ -104,7 +105,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
-    """Gives each request its phase."""
+    """Returns the requests, each with its phase: warm-up, measured or cool-down."""
 
     def phase(request: Request) -> Phase:
         if request.scheduled_s < warmup_until_s:

@@ -1,1 +1,1 @@
-"""The pytest plugin.  Every pytest run loads `plugin.py`.  `plugin.py` imports other modules only for a benchmark."""
+"""Contains the pytest plugin.  Every pytest run loads `plugin.py`, which imports other modules only for benchmarks."""

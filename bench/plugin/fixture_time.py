@@ -1,4 +1,4 @@
-"""Measures device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of the roof."""
+"""Measures time samples, device activity and the fraction of the roofline for the fixture `kernel_benchmark`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from rooflab.roofline.model import Cost
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
-    """Times a function that has been checked, on several copies of its arguments, and returns the record.
+    """Times a function that passed its check, on several copies of its arguments.  Returns the record.
 
-    The record is INCORRECT if a result of the timed calls is wrong, or the result of one more call.  The results of the
-    timed calls are not judged if the function changes its inputs.
-    """
+    The record is INCORRECT if a result of the timed calls is wrong.  It is also INCORRECT if one more call after timing
+    gives a wrong result.  If the function changes its inputs, the results of the timed calls are not checked."""
     op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
@@ -26,17 +25,17 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
         roof=cost is not None,
     )
     (record,) = Measurement(spec, op.scheme, settings).records([op.kernel], [op.case])
-    wrong = checked.again() if record.status in ("OK", "NOISY") else ""
-    if not wrong:
+    error = checked.again() if record.status in ("OK", "NOISY") else ""
+    if not error:
         return record
-    return replace(record, status="INCORRECT", reason=f"after timing: {wrong}", latency_median_ms=None)
+    return replace(record, status="INCORRECT", reason=f"after timing: {error}", latency_median_ms=None)
 
 
 def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
-    """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
+    """Returns JSON values that are stored next to pytest-benchmark's statistics.  `record.unpack_samples` reads
+    `samples`.
 
-    The values are all that an A/B needs from a reading: every sample in time order, method, machine, and clocks.
-    """
+    An A/B comparison needs only these values: every sample in time order, the method, the machine, and the clocks."""
     environment = record.environment
     info: dict[str, Any] = {
         "device": environment["gpu"]["name"] if record.device == "cuda" else environment["cpu"],

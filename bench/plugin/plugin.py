@@ -1,8 +1,8 @@
-"""The pytest plugin: `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
+"""Implements the pytest plugin: the option `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
-pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
+pytest loads this plugin in every run of every project in the environment.  So the plugin imports only pytest until a
 benchmark runs.  Without `--benchmark` or pytest-benchmark's `--benchmark-only`, the plugin only skips the tests that
-use its fixture `kernel_benchmark`.
+use `kernel_benchmark`.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def asked(config: pytest.Config) -> bool:
-    """Whether the benchmarks of this plugin run in this session."""
+    """Returns whether the benchmarks of this plugin run in this pytest session."""
     return bool(config.getoption("rooflab_benchmark") or config.getoption("benchmark_only", False))
 
 
 @pytest.hookimpl(trylast=True)  # pytest reports what -k and -m deselect; this hook runs after them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--benchmark`, deselects all tests except benchmarks; without it, skips the benchmarks of this plugin."""
+    """With `--benchmark`, deselects all other tests.  Without it, skips the benchmarks of this plugin."""
     if not config.getoption("rooflab_benchmark"):  # --benchmark-only itself skips the others
         for item in () if asked(config) else items:
             if FIXTURE in _fixtures(item):
                 item.add_marker(pytest.mark.skip(reason=SKIPPED))
         return
-    others = [item for item in items if not {FIXTURE, "benchmark"} & set(_fixtures(item))]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+    other_tests = [item for item in items if not {FIXTURE, "benchmark"} & set(_fixtures(item))]
+    if other_tests:
+        config.hook.pytest_deselected(items=other_tests)
+        items[:] = [item for item in items if item not in set(other_tests)]
 
 
 def _fixtures(item: pytest.Item) -> Sequence[str]:
@@ -82,20 +82,19 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Adds the GPU with its driver and clocks, torch and Triton to pytest-benchmark's description of the machine."""
+    """Adds torch, Triton, and the GPU with its driver and clocks to pytest-benchmark's description of the machine."""
     if asked(config):
         from rooflab.bench.core import Environment
 
-        here = Environment.now().to_dict()
-        machine_info[MACHINE_KEY] = {name: here[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
+        env = Environment.now().to_dict()
+        machine_info[MACHINE_KEY] = {name: env[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
 
 
 class Replay:
-    """A timer for pytest-benchmark that replays durations that this plugin has measured, one per round.
+    """Replays durations that this plugin measured, as a timer for pytest-benchmark: one duration for each round.
 
     pytest-benchmark reads its timer at the start and at the end of each round.  Before durations are loaded, the timer
-    returns `perf_counter()`, for a test that also uses the fixture `benchmark` directly.
-    """
+    returns `perf_counter()`, for a test that also uses the fixture `benchmark` directly."""
 
     __name__ = "rooflab_samples"
 
@@ -104,7 +103,7 @@ class Replay:
         self._inside = False
 
     def load(self, durations: Sequence[float]) -> None:
-        """Replays `durations` (in seconds) from the next reading on."""
+        """Stores `durations` (in seconds).  The timer replays them from its next call on."""
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
@@ -116,7 +115,7 @@ class Replay:
 
 
 _REPLAY = pytest.StashKey[Replay]()
-_NOISY = pytest.StashKey[list[str]]()
+_NOISE_LINES = pytest.StashKey[list[str]]()
 SMALL_S, PROCESSES = 5e-6, 2.0
 """The least change in seconds, and the least ratio, at which a CPU reading differs from a stored baseline.
 
@@ -127,38 +126,39 @@ smaller changes.
 
 
 class QuietCheck:
-    """A check of `--benchmark-compare-fail` that ignores some readings: if the reading or its baseline is NOISY, or if
-    both differ no more than two processes with equal code."""
+    """Wraps a check of `--benchmark-compare-fail` and ignores two kinds of failures.  In the first kind, the measured
+    time or its baseline is NOISY.  In the second kind, the difference is no larger than between two processes with
+    equal code."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
 
     def fails(self, current: Any, compared: Any) -> str | None:
-        """The result of pytest-benchmark's own check; None (no failure) if the reading or its baseline is noise."""
+        """Returns the result of pytest-benchmark's own check, or None (no failure) if the difference is noise."""
         if (compared["path"], current.fullname) in self.noisy:
             return None
         self.compared += 1
         answer: str | None = self.check.fails(current, compared)
-        now, before = current[self.check.field], compared[self.check.field]
+        value, baseline = current[self.check.field], compared[self.check.field]
         on_cpu = current.extra_info.get("device_type") == "cpu"
-        if answer and on_cpu and (now - before < SMALL_S or now < PROCESSES * before):
-            slower = f"{1e6 * (now - before):.2g} us ({now / before - 1:.0%})"
+        if answer and on_cpu and (value - baseline < SMALL_S or value < PROCESSES * baseline):
+            slower = f"{1e6 * (value - baseline):.2g} us ({value / baseline - 1:.0%})"
             self.lines.append(f"{current.fullname}: {slower} slower, as two processes differ by themselves")
             return None
         return answer
 
 
 def _noise(info: Mapping[str, Any]) -> str:
-    """Why a reading must not decide a comparison, in one sentence; empty if the reading may decide."""
+    """Returns why a measured time is too noisy for a comparison.  The text is empty if the time can be compared."""
     status = str(info.get("status"))
     return status if status.startswith("NOISY: ") else ""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Leaves NOISY readings out of `--benchmark-compare-fail`.  The exit status is 13 if all readings are left out."""
+    """Excludes NOISY times from `--benchmark-compare-fail`.  The exit status is 13 if all times are excluded."""
     benchmarking = getattr(session.config, "_benchmarksession", None)
-    lines, noisy = session.config.stash.setdefault(_NOISY, []), set()
+    lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
         return (yield)
     for bench, (path, baseline) in itertools.product(
@@ -166,16 +166,16 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     ):
         if bench.fullname not in baseline:
             continue
-        then = baseline[bench.fullname].get("extra_info", {})
-        if before := _noise(then):
-            lines.append(f"{bench.fullname}: its baseline {path.name} is {before}")
-        if before or _noise(bench.extra_info):
-            noisy.add((str(path), bench.fullname))
-    benchmarking.compare_fail = checks = [QuietCheck(check, noisy, lines) for check in benchmarking.compare_fail]
-    if noisy:
-        lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy)}")
+        baseline_info = baseline[bench.fullname].get("extra_info", {})
+        if baseline_noise := _noise(baseline_info):
+            lines.append(f"{bench.fullname}: its baseline {path.name} is {baseline_noise}")
+        if baseline_noise or _noise(bench.extra_info):
+            noisy_tests.add((str(path), bench.fullname))
+    benchmarking.compare_fail = checks = [QuietCheck(check, noisy_tests, lines) for check in benchmarking.compare_fail]
+    if noisy_tests:
+        lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy_tests)}")
     result = yield
-    if noisy and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
+    if noisy_tests and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
         from rooflab.bench.base.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
@@ -184,7 +184,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Sets this plugin's timer in the test's `benchmark` marker, and keeps the other options of the marker."""
+    """Sets this plugin's timer in the test's `benchmark` marker.  The other options of the marker stay the same."""
     if FIXTURE in _fixtures(item) and asked(item.config):
         item.stash[_REPLAY] = Replay()
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
@@ -192,8 +192,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's hook, which ends the run where something has regressed
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Prints readings that are noise, which pytest-benchmark's table cannot show, and tests that did not run."""
-    lines = config.stash.get(_NOISY, [])
+    """Prints the NOISY measurements, which pytest-benchmark does not mark, and how many benchmarks did not run."""
+    lines = config.stash.get(_NOISE_LINES, [])
     skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     options = ("json", "save", "autosave", "compare", "histogram")
     if skipped and any(config.getoption(f"benchmark_{name}", None) for name in options):
@@ -208,7 +208,7 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
-    """The time limits of a test, from the test's marker, or else from the options of the run."""
+    """Returns the time limits of a test, from the test's marker or else from the options of the pytest run."""
     options, config = _options(item), item.config
     return {
         "budget_s": float(options.get("max_time", config.getoption("benchmark_max_time"))),
@@ -221,19 +221,19 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
     Other keyword arguments go to `fn` and to `reference`.  With `reference`, `fn(*args)` must equal `reference(*args)`
-    within a few roundings to the output dtype, in the check and after timing; otherwise the test fails without a time.
-    The check is the check of kernels (`bench/core/check.py`), without adversarial inputs and without other strides.
-    `fn` may change its arguments, and two runs may differ in their bits.
+    within a few roundings of the output dtype.  This is checked before and after timing.  A wrong result fails the
+    test, and no time is reported.  The check is the one for kernels (`bench/core/check.py`), without adversarial inputs
+    and without other strides.  `fn` may change its arguments, and two calls may differ in their bits.
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
-    pytest-benchmark result.  `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of the roof
-    to the result's `extra_info`, next to the raw samples.  The first calls may compile, so they are no samples.
+    pytest-benchmark result.  `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of the
+    roofline to the result's `extra_info`, next to the raw samples.  The first calls may compile, so they are not timed.
     `afterwards()` is called after timing.  It returns a description of an error, or None.
 
     The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
-    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A reading is NOISY if the machine was busy.
-    Then the test passes, the reading has no rates and a line at the end of the run, and `--benchmark-compare-fail`
-    ignores the reading.  A test can have only one result, so a second call fails the test before it measures anything.
-    """
+    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A measurement is NOISY if the machine was
+    busy. The test then passes, without FLOP/s and bytes/s.  A line at the end of the run names the test, and
+    `--benchmark-compare-fail` ignores it.  A test can have only one result, so a second call fails the test
+    immediately."""
     config, item = request.config, request.node
 
     def run(
@@ -259,37 +259,36 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and protected as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        checked = _by_fn(benchmark, Checked.of, fn, args, reference)
-        if checked.fault:
-            _fail(benchmark, checked.fault)
+        checked_call = _by_fn(benchmark, Checked.of, fn, args, reference)
+        if checked_call.fault:
+            _fail(benchmark, checked_call.fault)
         if benchmark.disabled:
-            return benchmark.pedantic(lambda: checked.result)
-        if checked.interpreted:
+            return benchmark.pedantic(lambda: checked_call.result)
+        if checked_call.interpreted:
             pytest.skip(INTERPRETED)
-        record = _by_fn(benchmark, plugin_timing.time_kernel, checked, cost, **_limits(item))
+        record = _by_fn(benchmark, plugin_timing.time_kernel, checked_call, cost, **_limits(item))
         info = plugin_timing.extra_info(record, cost)
-        if afterwards and record.status in ("OK", "NOISY") and (wrong := afterwards()):
-            info["status"] = f"INCORRECT: after timing: {wrong}"
-        noisy = info["status"].startswith("NOISY: ")
-        if info["status"] != "OK" and not noisy:
+        if afterwards and record.status in ("OK", "NOISY") and (error := afterwards()):
+            info["status"] = f"INCORRECT: after timing: {error}"
+        is_noisy = info["status"].startswith("NOISY: ")
+        if info["status"] != "OK" and not is_noisy:
             _fail(benchmark, info["status"])
-        if noisy:
-            config.stash.setdefault(_NOISY, []).append(f"{item.nodeid}: {info['status']}")
+        if is_noisy:
+            config.stash.setdefault(_NOISE_LINES, []).append(f"{item.nodeid}: {info['status']}")
         benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
         samples = record.samples_s
         item.stash[_REPLAY].load(samples)
-        return benchmark.pedantic(lambda: checked.result, rounds=len(samples))
+        return benchmark.pedantic(lambda: checked_call.result, rounds=len(samples))
 
     return run
 
 
 @pytest.fixture
 def emulated() -> Iterator[Emulation]:
-    """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, like an H100.
+    """Runs every Triton kernel that the test launches in the emulator of an H100, with CPU tensors.
 
     The test fails if a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race.  The
-    fixture's value lists the launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
-    """
+    fixture's value lists the launches.  Triton's interpreter (`TRITON_INTERPRET`) must be off."""
     from rooflab.bench.emulate import emulating
 
     with emulating() as run:
@@ -298,7 +297,7 @@ def emulated() -> Iterator[Emulation]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Fails a test with the fixture `emulated` if its kernels have races.  An error's traceback ends in user code."""
+    """Fails a test with the fixture `emulated` if a kernel has a race.  Tracebacks end in the user's code."""
     if EMULATED not in pyfuncitem.funcargs:
         return (yield)
     from rooflab.bench.emulator import Emulation, EmulationError, users_part
@@ -316,7 +315,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Returns the result of `action`, which calls the user's function.  If that function skips, the test fails."""
+    """Returns the result of `action`, which calls the user's function.  If this function skips, the test fails."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -328,7 +327,7 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Wraps `fn` so that its keyword arguments `names` are its last positional arguments."""
+    """Returns a function that takes the keyword arguments `names` of `fn` as its last positional arguments."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:
@@ -339,7 +338,7 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test, first inside `pedantic`, so that pytest-benchmark notices the failure and saves nothing."""
+    """Fails the test inside `pedantic` first, so that pytest-benchmark notices the failure and saves no result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

@@ -1,30 +1,32 @@
-"""The rates of one SM per clock, the latencies of its instructions, and the walk of a role (a group of warps).
+"""Models one Hopper SM: the rates of its pipes, the latencies of its instructions, and a simple in-order simulation.
 
 Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes
 per clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16
 special functions, 32 lanes of shuffles and of loads and stores; each of four schedulers issues one instruction per
 clock.  Shared memory and L1 move 128 bytes per clock (same guide).  The rate of Hopper's L2 for all SMs together is not
-published: the A100's 5,120 bytes per clock for 40 MB (NVIDIA A100 whitepaper) are scaled in proportion to 50 MB.
-Unscaled they would be too few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares,
-need 5,470 at the boost clock.
+published.  The A100 has 5,120 bytes per clock with 40 MB (NVIDIA A100 whitepaper).  The model scales this rate in
+proportion to 50 MB.  The unscaled rate would be too low: ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per
+clock at the boost clock.  This kernel uses tiles of 128 x 256 that no other SM shares.
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
-cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published reading, of one card.
+cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants (an H100 80GB HBM3, a report
 of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).  For HBM at
-random addresses these sources give 834 and 690.  A kernel's loads follow each other in open rows and pages: 500 is
-fitted to published times of public attention kernels (`public.py`).  It lowers their median error from 46% to 27%; 400
-gives 26%.  Only one of these kernels depends on it (`results/published`).  Arithmetic 4 (Jia et al., "Dissecting the
-NVIDIA Volta GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores
-via Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without published source.
+random addresses these sources give 834 and 690.  A kernel's loads are mostly sequential, and hit open rows and pages.
+So the model uses 500, which is fitted to published times of public attention kernels (`public.py`).  The fit lowers
+their median error from 46% to 27%; 400 gives 26%.  Only one of these kernels depends on it (`results/published`).
+Arithmetic takes 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018). mma.sync
+m16n8k16 takes 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions (20) and
+shuffles (24) are assumptions without a published source.
 
-On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order.  Each waits for the
-registers that it reads and for its pipe, as with an SM's scoreboards; `WARPGROUP.DEPBAR` waits for the groups of wgmma
-that it names.  A wgmma does not wait for another that adds to the same accumulator.  Barriers cost nothing: the walk
-assumes that other warps and copies have arrived.  The walk gives the least time of dependent steps that no other CTA
-and no other role can hide, and the most bytes that a thread has in flight at once.  Two warpgroups that run the same
-code are in step here.  On the GPU one of them uses the pipes that are idle while the other waits for its products.
+The simulation runs one *role*: a group of warps with the same code.  All warps of the role run in lockstep, and no
+other warps run on the SM.  Instructions issue in order.  Each instruction waits for the registers that it reads and for
+its pipe, like with an SM's scoreboards.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does
+not wait for an earlier wgmma with the same accumulator.  Barriers cost nothing: the simulation assumes that other warps
+and copies have arrived.  The first result is the least time of dependent steps, which no other CTA and no other role
+can hide.  The second result is the most bytes that a thread has in flight at once.  Two warpgroups with the same code
+run in lockstep here. On the GPU, one warpgroup can use idle pipes while the other one waits for its matrix products.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _LOAD_STORE = ("LD", "ST", "ATOM", "RED", "SHFL")
 
 @dataclass(frozen=True)
 class Chip:
-    """The rates of one SM, in warp instructions, and latencies, in clocks."""
+    """Holds the rates of one SM in warp instructions, and the latencies of instructions in clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
     """By operand dtype, the dense FLOPs per clock of one SM."""
@@ -84,11 +86,11 @@ class Chip:
 
     @property
     def hbm_latency_s(self) -> float:
-        """The seconds from a load's issue to its first byte, if HBM is idle."""
+        """Returns the seconds from the issue of a load to its first byte, if HBM is idle."""
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """By pipe of an SM, the clocks for which one warp's instruction occupies the pipe; all four schedulers work."""
+        """Returns how many clocks one warp's instruction occupies each pipe of an SM.  All four schedulers work."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
@@ -111,18 +113,18 @@ class Chip:
         return clocks
 
     def l2_share(self, ctas: int) -> float:
-        """The bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
+        """Returns the bytes per clock that each of `ctas` CTAs can read from L2, with one CTA per SM."""
         return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
-        """The FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype without tensor cores."""
+        """Returns the FLOPs per clock of one SM's tensor cores.  Raises `ValueError` if they do not support `dtype`."""
         if dtype not in self.tensor_flops_per_clock:
             dtypes = ", ".join(self.tensor_flops_per_clock)
             raise ValueError(f"dtype: expected one that the tensor cores multiply ({dtypes}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """The clocks from an instruction's end on its pipe to its result; `load_latency` is that of global loads."""
+        """Returns the clocks from an instruction's end on its pipe to its result; global loads take `load_latency`."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -140,7 +142,7 @@ class Chip:
 
 
 def _operand_bytes(entry: SassInstruction) -> float:
-    """The bytes of A and B that a wgmma reads from shared memory; A may be in registers instead."""
+    """Returns the bytes of A and B that a wgmma reads from shared memory.  If A is in registers, only B counts."""
     shape = entry.mma_shape
     assert shape is not None, "asked of matrix products only"
     m, n, k = shape
@@ -150,7 +152,7 @@ def _operand_bytes(entry: SassInstruction) -> float:
 
 
 def chip_of(device: Device) -> Chip:
-    """The rates and latencies of a Hopper GPU.  Raises `ValueError` on another GPU, which has other figures."""
+    """Returns the rates and latencies of a Hopper GPU.  Raises `ValueError` for a GPU of another architecture."""
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
     clocks = device.sms * device.boost_clock_hz
@@ -160,7 +162,7 @@ def chip_of(device: Device) -> Chip:
 
 @dataclass
 class Walk:
-    """The state of a role's warps during the walk; `run` continues the walk."""
+    """Holds the state of the warps in a simulation of their code; `run` continues the simulation."""
 
     chip: Chip
     warps: int
@@ -178,45 +180,45 @@ class Walk:
     """The clock at which each group of wgmma ends, in order."""
 
     def run(self, code: Sequence[SassInstruction]) -> float:
-        """Walks through `code` once.  Returns the clocks until the next instruction can issue."""
-        began = self.now
+        """Simulates `code` once.  Returns the clocks from the start until the next instruction can issue."""
+        start_clock = self.now
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
-            busy = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
+            clocks = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             start = max(
-                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in busy)]
+                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in clocks)]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 start = max(start, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
-            for pipe, cycles in busy.items():
+            for pipe, cycles in clocks.items():
                 self._free[pipe] = start + cycles
-            done = start + max(busy.values()) + self.chip.latency(entry, self.load_latency)
+            result_clock = start + max(clocks.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
-                self._ready[name] = done
+                self._ready[name] = result_clock
             if entry.commits:
-                self._groups.append(done)
+                self._groups.append(result_clock)
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
-            self.now = start + max(1.0, busy["issue"])
-        return self.now - began
+            self.now = start + max(1.0, clocks["issue"])
+        return self.now - start_clock
 
     def finish(self) -> float:
-        """Waits for every result.  Returns the clock at that time."""
+        """Waits until every result is ready.  Returns the clock at this time."""
         self.now = max([self.now, *self._ready.values()])
         self._flying.clear()
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes finished loads.  Loads return in order, so a used register ends its load and all earlier loads."""
-        last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
+        """Removes finished loads.  If a loaded register is used, its load and all earlier loads have finished."""
+        last = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last + 1]
 
 
 def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """The clocks of one turn of a loop in the steady state, after earlier turns."""
+    """Returns the clocks of one loop iteration in the steady state, after two earlier iterations."""
     walk = Walk(chip, warps, load_latency)
     walk.run(body)
     walk.run(body)
@@ -224,14 +226,14 @@ def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_
 
 
 def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """The clocks from the first instruction to the last result."""
+    """Returns the clocks from the first instruction of `code` to the last result."""
     walk = Walk(chip, warps, load_latency)
     walk.run(code)
     return walk.finish()
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
-    """The most bytes of a thread's plain loads in flight at the same time, if `code` runs twice."""
+    """Returns the most bytes that one thread's ordinary loads have in flight at the same time, if `code` runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

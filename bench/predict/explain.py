@@ -1,4 +1,4 @@
-"""Splits a kernel's time into the least work and the parts of the gap, which sum to the predicted or measured time."""
+"""Splits a kernel's time into the least possible time and the causes of the additional time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNREAD = "its code was not read"
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of one kernel on one case.  If there is no explanation, `reason` says why."""
+    """Explains the time of one kernel on one case (input shape).  If there is no explanation, `reason` says why."""
 
     target: KernelCase
     role: str
@@ -50,55 +50,55 @@ class Explanation:
 
     @property
     def total_ms(self) -> float | None:
-        """The sum of the parts: the measured time, or else the predicted time, or else the bound."""
+        """Returns the sum of the parts: the measured time, or else the predicted time, or else the roofline bound."""
         return self.measured_ms if self.measured_ms is not None else self.modelled_ms
 
     @property
     def modelled_ms(self) -> float | None:
-        """The predicted time, or the bound if no compiled code was read.  None without an explanation."""
-        times_ms = [part.ms for part in self.parts if part.name != UNEXPLAINED]
+        """Returns the predicted time, or the roofline bound without compiled code, or None without explanation."""
+        times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED]
         return math.fsum(times_ms) if times_ms else None
 
     @property
     def kind(self) -> str:
-        """The kind of `total_ms`: `measured`, `predicted` or `bound`."""
+        """Returns the kind of `total_ms`: `measured`, `predicted` or `bound`."""
         return "measured" if self.measured_ms is not None else "bound" if self.predicted_ms is None else "predicted"
 
     @property
     def intensity(self) -> float | None:
-        """The FLOPs per byte moved."""
+        """Returns the FLOPs per moved byte."""
         return self.flops / self.bytes if self.bytes else None
 
     def sentence(self) -> str:
-        """Says which part of the gap to the least work is the largest."""
+        """Returns a sentence that names the largest part of the time above the least possible time."""
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"
-        least, *gap = self.parts
+        least_work, *gap = self.parts
         largest = max(gap, key=lambda part: part.ms)
         return (
-            f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {least.ms / self.total_ms:.0%}; "
+            f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {least_work.ms / self.total_ms:.0%}; "
             f"the largest part of the rest is {largest.name}, "
             f"{_us(largest.ms)} ({largest.ms / self.total_ms:.0%}): {largest.why}."
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each part, and their sum."""
+        """Returns one table row for each part of the time, and a row for the sum."""
         total = self.total_ms or 0.0
         rows = [
             {
-                "part": part.name,
-                "us": part.ms * 1e3,
-                "share": f"{part.ms / total:.0%}" if total else "",
-                "why": part.why,
+                "part": time_step.name,
+                "us": time_step.ms * 1e3,
+                "share": f"{time_step.ms / total:.0%}" if total else "",
+                "why": time_step.why,
             }
-            for part in self.parts
+            for time_step in self.parts
         ]
-        why = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
-        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": why}]
+        sum_kind = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
+        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": sum_kind}]
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole explanation as JSON values."""
+        """Returns the whole explanation as JSON values."""
         target = self.target
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
         return fields | {
@@ -107,7 +107,7 @@ class Explanation:
             "case": target.case.id,
             "scheme": target.scheme.name,
             "intensity": self.intensity,
-            "parts": [{"part": part.name, "ms": part.ms, "why": part.why} for part in self.parts],
+            "parts": [{"part": time_step.name, "ms": time_step.ms, "why": time_step.why} for time_step in self.parts],
             "compiled": [dict(entry) for entry in self.compiled],
             "sentence": self.sentence(),
         }
@@ -123,14 +123,14 @@ def explain(
     measured_ms: Mapping[KernelCase, float] | None = None,
     counted: Mapping[KernelCase, Traffic] | None = None,
 ) -> list[Explanation]:
-    """Explains every target on `device`, in order.  With a measured time, the parts sum to the measured time."""
+    """Explains the time of every target on `device`, in order.  The parts of a measured time sum to this time."""
     answers = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
     return [explained(answer, device, measured_ms.get(answer.target)) for answer in answers]
 
 
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
-    """The explanation of a prediction.  A launcher that is not registered counts as an optimized kernel."""
+    """Returns the explanation for a prediction.  A launcher that is not registered counts as an optimized kernel."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
     fields: dict[str, Any] = {
         "target": target,
@@ -182,7 +182,7 @@ def _compiled_row(work: LaunchWork) -> dict[str, Any]:
 
 
 _COLUMNS = {
-    model.LEAST: "least",
+    model.LEAST_WORK: "least",
     model.LAUNCH: "launch",
     model.SUSTAINED: "sustained",
     model.BYTES: "bytes",
@@ -199,7 +199,7 @@ WHY_COLUMNS = (
 
 
 def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
-    """One row per kernel, in the given order: bytes, launches, intensity and the parts of its time in microseconds."""
+    """Returns one row per kernel, in the given order: bytes, launches, intensity, and parts of its time in µs."""
     rows = []
     for entry in explanations:
         row: dict[str, Any] = {
@@ -215,32 +215,33 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
         }
         if entry.modelled_ms is not None and entry.predicted_ms is None:
             row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD}"
-        rows.append(row | {_COLUMNS[part.name]: part.ms * 1e3 for part in entry.parts})
+        rows.append(row | {_COLUMNS[time_step.name]: time_step.ms * 1e3 for time_step in entry.parts})
     return rows
 
 
 def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """Says what the fastest optimized kernel gains over the naive kernel, and in which part it gains most.
+    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.  It names the speedup and
+    the part of the time that shrinks most.
 
-    Compares measured times if the naive and an optimized kernel have them, else predicted times; never mixes the two.
-    """
+    Compares measured times if the naive kernel and an optimized kernel have them.  Otherwise compares predicted times.
+    The two kinds of times are never mixed."""
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
-    others = [entry for entry in explanations if entry.role == "optimized"]
-    measured = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in others)
+    optimized = [entry for entry in explanations if entry.role == "optimized"]
+    measured = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in optimized)
     times = {entry.target: entry.measured_ms if measured else entry.predicted_ms for entry in explanations}
     if naive is not None and not measured:
         times[naive.target] = naive.modelled_ms
-    others = [entry for entry in others if times[entry.target]]
+    optimized = [entry for entry in optimized if times[entry.target]]
     before_ms = times[naive.target] if naive is not None else None
-    if naive is None or not before_ms or not others:
+    if naive is None or not before_ms or not optimized:
         return "There is no naive and optimized kernel to compare on this case."
-    best = min(others, key=lambda entry: times[entry.target] or 0.0)
+    best = min(optimized, key=lambda entry: times[entry.target] or 0.0)
     after_ms = times[best.target]
     assert after_ms, "those without a time were left out"
-    before, after = (
+    naive_parts, best_parts = (
         {part.name: part.ms for part in entry.parts if measured or part.name != UNEXPLAINED} for entry in (naive, best)
     )
-    gains = {name: ms - after.get(name, 0.0) for name, ms in before.items()}
+    gains = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
     name = max(gains, key=lambda part: gains[part])
     kind = "measured" if measured else "predicted"
     speed = "naive's speed" if measured or naive.predicted_ms is not None else "the speed of naive's bound"

@@ -25,7 +25,7 @@ MARK = "rooflab: the call that counts"
 
 
 def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
-    """The arguments of this module's command line, after the interpreter."""
+    """Returns the command line that runs this module for `target`, without the Python interpreter."""
     return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
 

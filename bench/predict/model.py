@@ -1,24 +1,26 @@
-"""The predicted time of a kernel, as a sum of steps that lead from the least work to the expected time.
+"""Predicts the time of a kernel as a sum of steps, which lead from the least possible time to the expected time.
 
-Every step makes one assumption less ideal, and adds the time that this costs:
+Every step replaces one ideal assumption by a real one, and adds the time that this costs:
 
-1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
-2. launch: each launch takes at least the launch floor, and overlaps with nothing;
-3. sustained rate: the share of the data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
-   the GPU sustains under full tensor load;
-4. bytes over the minimum: the kernel's traffic in place of the least bytes;
+1. least work: the op's cost at the hardware's peak rates, memory and pipes overlapping perfectly (the roofline);
+2. launch: each launch takes at least the shortest time of an empty launch, and overlaps with nothing;
+3. sustained rate: streaming reaches only a share of the data sheet's bandwidth, and matrix products run at the lower
+   clock that the GPU sustains under full tensor load;
+4. bytes over the minimum: the kernel's own traffic replaces the least bytes;
 5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; a
    kernel that has several launches and no compiled code does memory and arithmetic one after the other;
-6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and a few CTAs reach only
-   their SMs' share of the bandwidth;
-7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by latency, a CTA
-   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch.
+6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time; a few CTAs reach only their
+   SMs' share of the bandwidth;
+7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency; a CTA
+   takes at least the time of its dependent steps; the first bytes arrive one latency after the launch.
 
-The time is (2) + first latency + the largest of memory, pipes and dependent steps; the steps sum to it exactly.
+The time is the launch time (2), plus the first latency, plus the largest of memory, pipes and dependent steps.  The
+steps sum exactly to this time.
 
-Among several compiled kernels, those that multiply matrices share the matrix FLOPs.  Bytes that two kernels write
-beyond the op's least bytes are intermediates.  The first kernel reads the op's operands and writes the intermediates;
-the second reads them and writes the op's result.  Otherwise kernels share the bytes in proportion to their threads.
+If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  If two compiled
+kernels write more than the op's least bytes, the additional bytes are intermediates.  The first kernel reads the op's
+operands and writes the intermediates.  The second kernel reads the intermediates and writes the op's result.  In all
+other cases the kernels share the bytes in proportion to their threads.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 from rooflab.roofline.numbers import counted
 
-LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
+LEAST_WORK, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
 PIPE, WAVES, LATENCY = "pipe", "waves and tail", "occupancy and latency"
 
 _ROUNDING = 1e-12
@@ -44,7 +46,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class TimeStep:
-    """One part of a predicted time."""
+    """Describes one part of a predicted time."""
 
     name: str
     seconds: float
@@ -58,7 +60,7 @@ class TimeStep:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A kernel's predicted time and its parts."""
+    """Holds a kernel's predicted time and its parts."""
 
     bound: Bound
     steps: tuple[TimeStep, ...]
@@ -68,7 +70,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """The predicted time: the sum of the steps."""
+        """Returns the predicted time, which is the sum of its parts."""
         return math.fsum(step.seconds for step in self.steps)
 
 
@@ -79,21 +81,22 @@ def predict(
     device: Device,
     matrix_flops: float | None = None,
 ) -> Prediction:
-    """Predicts a kernel that launches `compiled` (empty for a library's or torch's) and moves `traffic`; L2 is cold.
+    """Predicts the time of a kernel that launches the code in `compiled` and moves the bytes in `traffic`.  L2 is cold.
+    `compiled` is empty for kernels of torch or of another library.
 
-    `matrix_flops` are the FLOPs that the kernel does, with padding; by default those of `cost`.  Raises `ValueError` on
-    a device that is not Hopper, and on code for another device.
+    `matrix_flops` are the FLOPs of the kernel, including padding.  The default is the FLOPs of `cost`.  Raises
+    `ValueError` on a device that is not Hopper, and on code for another device.
     """
     ceilings, chip = device.ceilings(), chip_of(device)
     compiled = [info for info in compiled if not info.tried]
     limit = bound(cost, ceilings)
     ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)
-    moved = traffic.bytes if traffic else cost.bytes
+    moved_bytes = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
     rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED
-    least, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved / rate
+    least_s, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
     stages = [
-        (LEAST, max(least, ideal), f"{'memory' if least >= ideal else 'arithmetic'} at the ceilings"),
+        (LEAST_WORK, max(least_s, ideal), f"{'memory' if least_s >= ideal else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
         (SUSTAINED, max(sustained, arithmetic), _sustained_why(sustained >= arithmetic, chip)),
         (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
@@ -102,7 +105,7 @@ def predict(
     if compiled:
         shares = _shares(compiled, cost, traffic, matrix_flops)
         works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, shares, strict=True))
-        stages += _compiled_stages(works, shares, memory, moved, rate, arithmetic, chip)
+        stages += _compiled_stages(works, shares, memory, moved_bytes, rate, arithmetic, chip)
     else:
         serial = memory + arithmetic if launches > 1 else max(memory, arithmetic)
         fill = launches * chip.hbm_latency_s
@@ -115,13 +118,13 @@ def predict(
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
-    """The seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
+    """Returns two times of the arithmetic in seconds: at the peak rates, and at the sustained matrix rate."""
     sustained = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
-    others = [seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *others), max(sustained, *others)
+    other_s = [seconds for resource, seconds in limit.parts.items() if resource not in ("memory", "launch", "tensor")]
+    return max(limit.parts["tensor"], *other_s), max(sustained, *other_s)
 
 
 def _sustained_why(by_memory: bool, chip: Chip) -> str:
@@ -131,15 +134,15 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """The time that each stage adds to the stage before.  Launches overlap with nothing and keep their whole time."""
-    before = 0.0
-    for name, seconds, why in stages:
+    """Yields the time that each stage adds to the stage before it.  The launch stage adds its whole time."""
+    previous_s = 0.0
+    for name, seconds, reason in stages:
         if name == LAUNCH:
-            yield TimeStep(name, seconds, why)
+            yield TimeStep(name, seconds, reason)
             continue
-        added = seconds - before
-        yield TimeStep(name, added if abs(added) > _ROUNDING * seconds else 0.0, why)
-        before = seconds
+        added_s = seconds - previous_s
+        yield TimeStep(name, added_s if abs(added_s) > _ROUNDING * seconds else 0.0, reason)
+        previous_s = seconds
 
 
 def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
@@ -151,19 +154,19 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
 def _shares(
     compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
 ) -> list[Share]:
-    """Each compiled kernel's share of the op's work."""
+    """Returns the share of each compiled kernel in the op's work."""
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
-    read, write = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
+    in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
     multiply = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
     doing = [size * (does or not any(multiply)) for size, does in zip(threads, multiply, strict=True)]
     matrix = [flops * size / sum(doing) for size in doing]
-    scratch = write - cost.write_bytes
+    scratch = out_bytes - cost.write_bytes
     if len(compiled) == 2 and scratch > 0:
-        moved = [(read - scratch, scratch), (scratch, cost.write_bytes)]
+        bytes_of = [(in_bytes - scratch, scratch), (scratch, cost.write_bytes)]
     else:
-        moved = [(read * size / sum(threads), write * size / sum(threads)) for size in threads]
-    return [Share(part, *bytes_, cuts_tiles=scratch > 0) for part, bytes_ in zip(matrix, moved, strict=True)]
+        bytes_of = [(in_bytes * size / sum(threads), out_bytes * size / sum(threads)) for size in threads]
+    return [Share(mm_flops, *bytes_, cuts_tiles=scratch > 0) for mm_flops, bytes_ in zip(matrix, bytes_of, strict=True)]
 
 
 def _compiled_stages(
@@ -175,51 +178,51 @@ def _compiled_stages(
     arithmetic: float,
     chip: Chip,
 ) -> list[tuple[str, float, str]]:
-    even = busy = full = 0.0
+    balanced_s = busiest_s = total_s = 0.0
     flops = sum(share.matrix_flops for share in shares)
     for work, share in zip(works, shares, strict=True):
-        own_bytes = share.read_bytes + share.write_bytes
-        part = own_bytes / moved if moved else 1.0
-        streaming = memory * part
+        kernel_bytes = share.read_bytes + share.write_bytes
+        byte_share = kernel_bytes / moved if moved else 1.0
+        streaming = memory * byte_share
         copies = _copies_s(work, chip)
-        least = arithmetic * (share.matrix_flops / flops if flops else part)
-        pipes = max(_pipe_s(work, chip, balanced=True), least, copies)
-        even += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=False))
+        least_s = arithmetic * (share.matrix_flops / flops if flops else byte_share)
+        pipes = max(_pipe_s(work, chip, balanced=True), least_s, copies)
+        balanced_s += max(streaming, pipes)
+        streaming = max(streaming, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
         pipes = max(pipes, _pipe_s(work, chip, balanced=False))
-        busy += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=True))
+        busiest_s += max(streaming, pipes)
+        streaming = max(streaming, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
         fill = work.launches * chip.hbm_latency_s
-        full += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
+        total_s += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
     largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
     return [
-        (PIPE, even, _pipe_why(largest, chip)),
-        (WAVES, busy, _waves_why(largest)),
-        (LATENCY, full, _latency_why(largest, moved, rate, chip)),
+        (PIPE, balanced_s, _pipe_why(largest, chip)),
+        (WAVES, busiest_s, _waves_why(largest)),
+        (LATENCY, total_s, _latency_why(largest, moved, rate, chip)),
     ]
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """The seconds of dependent steps: the seconds of one CTA, multiplied by the numbers of waves and launches."""
+    """Returns the seconds of dependent steps: the seconds of one CTA, times the number of waves and launches."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
 def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
-    """The seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with the most CTAs and tiles."""
+    """Returns the seconds of the busiest pipe, on the average SM (`balanced`) or on the SM with the most work."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
 
 def _copies_s(work: LaunchWork, chip: Chip) -> float:
-    """The seconds of the copies to shared memory at the rate of L2."""
+    """Returns the seconds of the copies to shared memory at the rate of L2."""
     return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """The seconds to move `moved` bytes; full waves and the tail move bytes at the rate that their CTAs can reach."""
+    """Returns the seconds to move `moved` bytes.  Each wave moves bytes at the rate that its CTAs can reach."""
     per_cta = moved / (work.launches * work.ctas)
-    places = work.occupancy.ctas_per_sm * chip.sms
-    waves = ((places, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
+    resident_ctas = work.occupancy.ctas_per_sm * chip.sms
+    waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
     seconds = 0.0
     for ctas, count in waves:
         if count:
@@ -261,9 +264,9 @@ def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str
         rounds = math.ceil(work.waves.waves)
         cta_us = work.cta_cycles / chip.clock_hz * 1e6
         return f"a CTA's dependent steps take {cta_us:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {fit}"
-    places = min(work.ctas, per_sm * chip.sms)
-    reach = places * work.in_flight_bytes / chip.hbm_latency_s
+    ctas = min(work.ctas, per_sm * chip.sms)
+    reach = ctas * work.in_flight_bytes / chip.hbm_latency_s
     if reach < rate and streaming > pipes:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
-        return f"{fit}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
+        return f"{fit}, {ctas} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
     return first

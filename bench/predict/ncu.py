@@ -1,7 +1,8 @@
-"""Counts bytes, pipe use and stalls of a call with Nsight Compute; compares them with the prediction; makes a record.
+"""Counts the bytes, pipe use and stalls of a call with Nsight Compute, compares them with the prediction, and makes a
+record.
 
-The command line names the metrics, and `ncu --csv --page raw` prints a line of names, a line of units, and a line for
-each launch.  A name that the installed ncu does not know is replaced by its newer spelling, or left out.
+The command line names the metrics.  `ncu --csv --page raw` prints a line of names, a line of units, and a line for each
+launch.  If the installed ncu does not know a metric, the program tries its newer name or leaves it out.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
 
 @dataclass(frozen=True)
 class NcuCounters:
-    """The counters of one launch."""
+    """Holds the counter values of one launch."""
 
     kernel: str
     grid: str
@@ -80,19 +81,19 @@ class NcuCounters:
 
     @property
     def pipes(self) -> dict[str, float]:
-        """By pipe or unit, the use in percent of the peak."""
+        """Returns, for each pipe or unit, its use in percent of the peak."""
         return {name: self.values[metric] for name, metric in PIPES.items() if metric in self.values}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """By reason, the waiting warps per issued instruction, the most frequent first, without warps that issued."""
+        """Returns the waiting warps per issued instruction for each stall reason, the most frequent reason first."""
         stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
         return dict(sorted(((k, v) for k, v in stalls.items() if k != "selected"), key=lambda entry: -entry[1]))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The counters of one call, launch by launch."""
+    """Holds the counter values of one call, for each of its launches."""
 
     launches: tuple[NcuCounters, ...]
     whole: NcuCounters | None = None
@@ -100,37 +101,38 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Whether ncu emptied the caches before each launch.  Bytes that stayed in L2 then count as HBM reads."""
+        """Returns whether ncu emptied the caches before each launch, so that reads from L2 count as HBM reads."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
-        """The sum of a metric over the launches.  None if a launch lacks the metric."""
+        """Returns the sum of a metric over the launches.  Returns None if a launch lacks the metric."""
         values = [entry.values.get(metric) for entry in self.launches]
         return None if any(value is None for value in values) else sum(value for value in values if value is not None)
 
     @property
     def traffic(self) -> Traffic | None:
-        """The HBM bytes of the call, without writes that L2 still holds.  None if ncu did not count them."""
+        """Returns the HBM bytes of the call without writes that are still in L2, or None if ncu did not count them."""
         counted = self if self.whole is None else Profile((self.whole,))
-        read, written = counted.total(READ), counted.total(WRITE)
-        if read is None or written is None:
+        read_bytes, written_bytes = counted.total(READ), counted.total(WRITE)
+        if read_bytes is None or written_bytes is None:
             return None
-        return Traffic(read, written, len(self.launches), "counted")
+        return Traffic(read_bytes, written_bytes, len(self.launches), "counted")
 
 
 def find_tool(name: str) -> str | None:
-    """The path of one of NVIDIA's tools, from the PATH or the installers' folders.  None if the tool is missing."""
+    """Returns the path of an NVIDIA tool, from the PATH or the installers' folders, or None if it is missing."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
-    places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
-    return shutil.which(name) or next((path for place in places if (path := shutil.which(name, path=place))), None)
+    matches = [match for folder in folders if folder for match in sorted(glob.glob(folder), reverse=True)]
+    return shutil.which(name) or next((path for match in matches if (path := shutil.which(name, path=match))), None)
 
 
 def command(
     target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
-    """The whole command line.  With `whole` the call is one range, and ncu empties the caches only before the range.
+    """Returns the whole command line for ncu.  With `whole`, ncu measures all launches of the call as one range, and
+    empties the caches only before the range.
 
-    ncu then runs the program again for each pass; the profiler's start and stop calls limit the range.
+    In this mode, ncu runs the program again for each pass.  The calls that start and stop the profiler limit the range.
     """
     mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
@@ -142,10 +144,10 @@ def command(
 
 
 def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Profile:
-    """Counts one call of `target` on this machine's GPU.
+    """Counts the events of one call of `target` with ncu on this machine's GPU.
 
-    Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing; the message says what to do.
-    """
+    Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing.  The message says how to fix
+    this."""
     ncu = find_tool("ncu")
     if ncu is None:
         raise ValueError(
@@ -168,18 +170,18 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
 def _take(
     target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """Runs ncu, again without the metrics that it does not know; returns the profile and the known metrics."""
+    """Runs ncu, and repeats the run without unknown metrics.  Returns the profile and the known metrics."""
     metrics = list(requested)
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
         line = command(target, seed, metrics, log, ncu, whole)
         try:
-            done = Child.run(line, timeout_s, variables | {"LC_ALL": "C"})
+            process = Child.run(line, timeout_s, variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
             end = f"an end within {timeout_s:.0f} s"
             raise ValueError(f"ncu: expected {end}, got none; a smaller --case is counted faster") from error
-        output = done.stdout + done.stderr
+        output = process.stdout + process.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
         unknown = [name for name in metrics if _names(name, complaints)]
@@ -191,28 +193,28 @@ def _take(
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
-    """Whether ncu's message names `metric` as unknown; ncu may quote the name without its suffix."""
+    """Returns whether ncu's message lists `metric` as unknown.  The message may omit the suffix of a name."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
 def read(text: str, output: str) -> Profile:
-    """The profile in ncu's log `text`, or in the printed `output`.  Raises `ValueError` if neither has a launch."""
-    both = f"{text}\n{output}"
-    if "ERR_NVGPUCTRPERM" in both:
+    """Parses ncu's log `text`, or else the printed `output`.  Raises `ValueError` if neither of them has a launch."""
+    all_text = f"{text}\n{output}"
+    if "ERR_NVGPUCTRPERM" in all_text:
         raise ValueError(
             "ncu: this user may not read the GPU's counters (ERR_NVGPUCTRPERM); run as root, or have the driver loaded "
             "with NVreg_RestrictProfilingToAdminUsers=0, in a container with --cap-add=SYS_ADMIN"
         )
     launches = parse(text) or parse(output)
-    if MARK not in both:
-        raise ValueError(f"ncu: the call that it watched did not end: {last_words(both)}")
+    if MARK not in all_text:
+        raise ValueError(f"ncu: the call that it watched did not end: {last_words(all_text)}")
     if not launches:
-        raise ValueError(f"ncu: expected counters of at least one launch, got none: {last_words(both)}")
+        raise ValueError(f"ncu: expected counters of at least one launch, got none: {last_words(all_text)}")
     return Profile(tuple(launches))
 
 
 def last_words(text: str) -> str:
-    """The line that says most about a failure: an error of the tool or of the call, or else the last line."""
+    """Returns the line that explains a failure best: an error of the tool or of the call, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and MARK not in line]
     marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
     said = [line for line in lines if any(mark in line for mark in marks)]
@@ -220,12 +222,11 @@ def last_words(text: str) -> str:
 
 
 def parse(text: str) -> list[NcuCounters]:
-    """The launches in the output of `ncu --csv --page raw`, without other lines of the tool and of the program.
+    """Parses the launches in the output of `ncu --csv --page raw`.  Ignores other lines of the tool and of the program.
 
-    Raises `ValueError` if the table ends too early.
-    """
+    Raises `ValueError` if the table is incomplete."""
     lines = text.splitlines()
-    start = next((at for at, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
+    start = next((index for index, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
     if start is None:
         return []
     table = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
@@ -247,19 +248,19 @@ def _old_name(name: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """The number in a cell, in bytes, seconds, or the cell's own unit.  None if ncu gives no number."""
+    """Returns the number in a cell, in bytes, seconds or the cell's own unit.  Returns None without a number."""
     value = number_in(cell, "ncu")
     return value * _UNITS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
 
 
 NO_PIPE = ("hbm", "sm", "occupancy", "issue")
 """The entries in the table of pipes that are not pipes."""
-_SHOWN = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
+_LAUNCH_COLUMNS = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
 def launch_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Returns one row per launch: its bytes, its time, its busiest pipe, and the main reasons why warps waited."""
+    """Returns one row per launch: its bytes, its time, its busiest pipe, and the main reasons why its warps waited."""
     rows = []
     for entry in profile.launches:
         pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
@@ -271,7 +272,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
                 "grid": entry.grid,
                 **{
                     name: scale * entry.values[metric] if metric in entry.values else None
-                    for name, metric, scale in _SHOWN
+                    for name, metric, scale in _LAUNCH_COLUMNS
                 },
                 **{f"{name}_percent": entry.pipes.get(name) for name in NO_PIPE},
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
@@ -282,10 +283,11 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty if ncu counted all.
+    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly; it is empty
+    if there are none.
 
-    Writes that L2 still holds when the call ends go to HBM later, so the result has at least the cost's writes.
-    """
+    Writes that are still in L2 at the end of the call go to HBM later.  So the result has at least the written bytes of
+    the op's cost."""
     counted = profile.traffic
     if counted is None:
         return None, ""
@@ -293,32 +295,32 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     if profile.apart:
         notes.append("launches counted apart: what they hand on through L2 counts as read from HBM")
     spec = registry.get_op(target.op)
-    least = spec.cost_of(spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
-    if counted.write_bytes < least:
-        late = f"{counted.write_bytes / 1e6:.3g} of {least / 1e6:.3g} MB were counted, and the least is taken"
-        notes.append(f"writes still in L2: {late}")
-    return replace(counted, write_bytes=max(counted.write_bytes, least)), "; ".join(notes)
+    least_bytes = spec.cost_of(spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
+    if counted.write_bytes < least_bytes:
+        missing = f"{counted.write_bytes / 1e6:.3g} of {least_bytes / 1e6:.3g} MB were counted, and the least is taken"
+        notes.append(f"writes still in L2: {missing}")
+    return replace(counted, write_bytes=max(counted.write_bytes, least_bytes)), "; ".join(notes)
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Compares modelled and counted figures of the whole call.  ncu flushes the caches and runs each launch alone, so
+    """Compares modelled and counted numbers of the whole call.  ncu flushes the caches and runs each launch alone, so
     its durations contain no launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
-    launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
+    launch_ms = sum(time_step.ms for time_step in modelled.parts if time_step.name == LAUNCH)
     rows = [
         ("HBM bytes, MB", modelled.bytes / 1e6, None if traffic is None else traffic.bytes / 1e6),
         ("launches", float(modelled.launches), float(len(profile.launches))),
         ("ncu's duration, us", (modelled_ms - launch_ms) * 1e3, None if seconds is None else seconds * 1e6),
     ]
     return [
-        {"what": what, "modelled": model, "counted": count, "ratio": count / model if count and model else None}
-        for what, model, count in rows
+        {"what": quantity, "modelled": model, "counted": count, "ratio": count / model if count and model else None}
+        for quantity, model, count in rows
     ]
 
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
-    """A record of the counts, without a time: by the protocol ncu's duration is no time; it is kept as a metric."""
+    """Makes a record of the counts.  The protocol does not accept ncu's duration as a time, so it is a metric."""
     target = explained.target
     traffic, note = settled(target, profile)
     environment = Environment.now()

@@ -1,4 +1,4 @@
-"""Predictions for registered kernels: the targets that a command names, the measured times, and the costs."""
+"""Predicts registered kernels, chooses the targets of a command, and reads measured times from records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rooflab.roofline.model import Cost, Traffic
 
 @dataclass(frozen=True)
 class Predicted:
-    """A target's prediction, or the reason why the target has no prediction."""
+    """Holds a target's prediction, or the reason why it has no prediction."""
 
     target: KernelCase
     cost: Cost
@@ -35,11 +35,11 @@ class Predicted:
 def predict_all(
     targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
-    """Predicts every target on `device`, in the given order.  Compiles all kernels with code at once, on all cores.
+    """Predicts the time of every target on `device`, in the given order.  All kernels with code are compiled at once,
+    on all cores.
 
-    `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
-    registered, and on a device that is not Hopper.
-    """
+    `counted` has measured traffic, which replaces the traffic that a kernel declares.  Raises `ValueError` on a name
+    that is not registered, and on a device that is not Hopper."""
     priced = [_price(target) for target in targets]
     able = [target for target, (*_, reason) in zip(targets, priced, strict=True) if not reason]
     compilable = [target for target in able if has_code(target.registered)]
@@ -57,10 +57,9 @@ def predict_all(
 
 
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
-    """Predicts a launcher that is not registered, from its code and from the counted bytes and matrix FLOPs.
+    """Predicts the time of a launcher that is not registered, from its compiled code, counted bytes and matrix FLOPs.
 
-    The counted bytes and FLOPs are also the launcher's least work, because no op says what it must do.
-    """
+    No op defines the least work of such a launcher.  So the counted bytes and FLOPs are also its least work."""
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
     (code,) = compile_kernels([target])
     if isinstance(code, CompileFailure):
@@ -71,10 +70,10 @@ def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, f
 
 
 def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
-    """Cost, traffic, the kernel's matrix FLOPs with padding, and why the kernel cannot run this target on Hopper.
+    """Returns four values: the cost, the traffic, the kernel's matrix FLOPs with padding, and why the kernel cannot run
+    this target on Hopper.
 
-    Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run.
-    """
+    Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run."""
     spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
         kernel = kernel.with_config(target.config)
@@ -91,15 +90,15 @@ def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]
         return cost, traffic, None, reason
     config = target.config if target.config is not None else tuning.heuristic(target.case, scheme)
     footprint = tuning.footprint(config, target.case, scheme)
-    done = footprint.tensor_flops * footprint.ctas
-    return cost, traffic, max(done, sum(cost.tensor_flops.values())) if done else None, reason
+    padded_flops = footprint.tensor_flops * footprint.ctas
+    return cost, traffic, max(padded_flops, sum(cost.tensor_flops.values())) if padded_flops else None, reason
 
 
 DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"
 
 
 def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Case]:
-    """The cases in `texts`, else the largest of the Llama-3.1-8B suite.  Raises `ValueError` on an unknown case."""
+    """Returns the cases in `texts`, else the largest Llama-3.1-8B case.  Raises `ValueError` on an unknown case."""
     if texts:
         return [spec.check_case(Case.parse(text)) for text in texts]
 
@@ -111,7 +110,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
 
 
 def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:
-    """The scheme called `name`; for None bf16, if the op has it.  Raises `ValueError` on a scheme that the op lacks."""
+    """Returns the scheme (dtypes) `name`, by default bf16 if the op has it.  Raises `ValueError` on other names."""
     if name is None:
         return get_scheme("bf16" if "bf16" in spec.schemes else spec.schemes[0])
     if get_scheme(name).name not in spec.schemes:
@@ -127,25 +126,25 @@ def choose_targets(
     config: str | None = None,
     default: Case | None = None,
 ) -> list[KernelCase]:
-    """The kernels on every case and scheme.  Without `cases`, the case is `default`, or else the suite's largest case.
+    """Returns every combination of a kernel, a case and a scheme.  Without `cases`, the case is `default`, or else the
+    suite's largest case.
 
-    Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name.
-    """
+    Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name."""
     values = Case.parse(config) if config else None
     picked = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
     names: list[str | None] = [*schemes] or [None]
     targets = []
     for scheme in (choose_scheme(spec, name) for name in names):
         for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
-            targets += [KernelCase(spec.name, kernel.name, case, scheme, *rest) for kernel, *rest in picked]
+            targets += [KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in picked]
     return targets
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
-    """The GPU called `name`, else the records' GPU, else this machine's, else an H100; and a note on an ambiguous name.
+    """Returns the GPU with the name `name`, and a note if the name is ambiguous.  Without `name`, returns the GPU of
+    the records, or else this machine's GPU, or else an H100.
 
-    Raises `ValueError` if the records are of several GPUs, if the GPU is in no table, or if `name` is no Hopper GPU.
-    """
+    Raises `ValueError` if the records are of several GPUs, if the GPU is unknown, or if `name` is not a Hopper GPU."""
     if name:
         resolved = resolve(name)
         chip_of(resolved[0])
@@ -163,14 +162,14 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
 
 
 def timed_on(record: Record) -> Device | None:
-    """The GPU on which a record's kernel was timed with a cold L2.  None if there is no such time."""
+    """Returns the GPU on which a record's kernel was timed with a cold L2, or None if there is no such time."""
     gpu = record.environment.get("gpu")
     timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
     return identify(str(gpu["name"])) if timed and gpu and record.device == "cuda" else None
 
 
 def in_config(target: KernelCase, record: Record) -> KernelCase | None:
-    """The target with a record's config.  None if the kernel no longer has this config."""
+    """Returns the target with the config of the record.  Returns None if the kernel no longer has this config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target
@@ -183,11 +182,11 @@ def in_config(target: KernelCase, record: Record) -> KernelCase | None:
 def measured_in(
     records: Iterable[Record], targets: Sequence[KernelCase], device: Device
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
+    """Returns the targets, each with the config that was measured, and their newest measured times on `device` in ms.
 
-    Leaves out readings of an A/B comparison, because they may be of another revision or slowed on purpose.  Leaves out
-    readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` if no time is left.
-    """
+    Leaves out times of an A/B comparison, because they may be of another revision or of a kernel that was slowed on
+    purpose.  Also leaves out times with a warm L2, and times of a config that no longer exists.  Raises `ValueError` if
+    no time is left."""
     by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     times: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):

@@ -1,4 +1,4 @@
-"""The predictor's error on public kernels against their published times (`results/published/README.md`)."""
+"""Computes the prediction errors for public kernels against published times (`results/published/README.md`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ UNCALIBRATED = "uncalibrated"
 
 
 def kind_of(op: str, cost: Cost) -> Kind:
-    """The kind of an op.  The predictor errs in the same way on kernels of one kind."""
+    """Returns the kind of an op.  The predictor has similar errors for all kernels of one kind."""
     if not cost.tensor_flops:
         return "memory"
     return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 class Errors(NamedTuple):
-    """Relative errors without their sign."""
+    """Holds relative errors as absolute values."""
 
     median: float
     nine_in_ten: float
@@ -34,7 +34,7 @@ class Errors(NamedTuple):
 
 
 def unfitted(readings: pd.DataFrame) -> Errors:
-    """The errors of the predictions that `explain` prints."""
+    """Returns the errors of the predictions that `explain` prints."""
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 
@@ -42,14 +42,15 @@ def unfitted(readings: pd.DataFrame) -> Errors:
 def read() -> pd.DataFrame:
     """Returns a row for each published time.  Times are in microseconds.
 
-    `timing` is `events` around one call, or calls in a CUDA `graph`.  Three columns are predicted: `launch_us`, the
-    launches; `sustained_us`, the bound at sustained rates; and `predicted_us`, the whole time with the launches.
+    `timing` is `events` for CUDA events around one call, or `graph` for calls in a CUDA graph.  Three columns are
+    predicted: `launch_us` is the time of the launches, `sustained_us` is the bound at sustained rates, and
+    `predicted_us` is the whole time with the launches.
     """
     return pd.read_csv(FILE, dtype={"shape": str})
 
 
 def error_text(op: str, cost: Cost) -> str:
-    """A prediction's error in words: the error on public kernels of its kind, against their published times."""
+    """Returns a sentence with the prediction error for public kernels of the same kind, against published times."""
     kind = kind_of(op, cost)
     readings = read().query("kind == @kind")
     return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"

@@ -1,26 +1,28 @@
-"""The work of one launch, from its compiled code and its share of the op's work: roles, rounds, turns, pipes, waiting.
+"""Computes the work of one launch, from its compiled code and its share of the op's work.
 
-A *turn* is one pass through an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
-once for each of its tiles: the loops around the innermost loops, and code that most turns skip (the epilogue under a
-branch in a flattened loop).  All other code runs once.
+A *turn* is one iteration of an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
+once for each of its tiles.  It consists of the loops around the innermost loops, and of code that most turns skip.  An
+example of such code is the epilogue under a branch in a flattened loop.  All other code runs once.
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
-budget (setmaxnreg).  The role's named barriers count its warps.  A role without such a barrier counts as one warpgroup
-if it multiplies, and as one warp if it only loads.  Warpgroups that run the same products are a role each: the only
-code that multiplies counts once for every warpgroup that no other role has.  In code without register budgets, another
-loop feeds a loop that multiplies and copies nothing; the feeding warps count as one warpgroup, or as one warp if they
-copy by TMA.  The loop that gives waiting warps their role, and loops that only poll, do not count as loops.
+budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
+warpgroup if it multiplies, and as one warp if it only loads.  If several warpgroups run the same code, each of them is
+a role.  So if only one code part multiplies, it counts once for every warpgroup that belongs to no other role.  In code
+without register budgets, one loop may copy the operands for another loop, which multiplies.  The copying warps then
+count as one warpgroup, or as one warp if they copy by TMA.  Two kinds of loops are ignored: the loop that gives waiting
+warps their role, and loops that only poll.
 
-Compiled code does not say how often its loops turn.  The launch needs enough turns to do its share of the matrix FLOPs
-and enough to load its share of the traffic; the model takes the larger number, for every innermost loop that loads or
-multiplies.  This number is too low if lanes are masked off (a tile of 16 rows for one row) or load the same bytes.  The
-number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
-whole rounds, so the busiest CTA sets the time, except in a launch that may cut its tiles.  All other code counts once,
-with both sides of each branch.
+Compiled code does not say how many turns its loops have.  The launch needs enough turns for its share of the matrix
+FLOPs, and enough turns to load its share of the traffic.  The model takes the larger number, for every innermost loop
+that loads or multiplies.  This number is too low if lanes are masked off, such as in a tile of 16 rows for one row.  It
+is also too low if lanes load the same bytes.  The number of rounds is the launch's share of the written bytes divided
+by the bytes that one round stores.  A CTA does whole rounds, so the busiest CTA sets the time.  A launch that may split
+its tiles over CTAs is an exception.  All other code counts once, with both sides of each branch.
 
-A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy.  If several
-roles take turns at the tensor cores, the last round overlaps with no other.  The model assumes that roles take turns:
-one multiplies during the other's epilogue.  With too few stages, though, both would wait for the same stage.
+A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
+one pipe busy.  If several roles use the tensor cores alternately, the last round overlaps with no other round.  The
+model assumes this alternation: one role multiplies during the epilogue of another role.  With too few pipeline stages
+this is wrong, because both roles wait for the same stage.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Body = tuple[SassInstruction, ...]
 
 @dataclass(frozen=True)
 class Role:
-    """The work of one role: one group of warps."""
+    """Holds the code of one role, which is a group of warps."""
 
     warps: int
     once: Body
@@ -54,37 +56,37 @@ class Role:
 
     @property
     def turn(self) -> Body:
-        """One turn of all loops of the role together."""
+        """Returns the code of one iteration of all loops of the role together."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
     def multiplies(self) -> bool:
-        """Whether the role's loops multiply matrices."""
+        """Returns whether the role's loops multiply matrices."""
         return any(entry.mma_flops for entry in self.turn)
 
 
 def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """The roles of a kernel with `threads` threads per CTA; `indirect` gives the targets of the indirect branches.
+    """Returns the roles (groups of warps) of a kernel with `threads` threads per CTA.  `indirect` gives the targets of
+    the indirect branches.
 
-    If warps are specialised, the code that all warps run comes last, as a role without loops.
-    """
+    If warps are specialised, the last role is the code that all warps run.  This role has no loops."""
     warps = max(1, threads // WARP)
     cuts = [entry.address for entry in code if entry.name == "USETMAXREG"]
-    every = find_loops(SassFunction("kernel", tuple(code), indirect=indirect))
-    loops = [loop for loop in every if not (_own(loop) & set(cuts))]
+    all_loops = find_loops(SassFunction("kernel", tuple(code), indirect=indirect))
+    loops = [loop for loop in all_loops if not (_own(loop) & set(cuts))]
     polls = {address for loop in loops if loop.waits for address in _own(loop)}
     code = [entry for entry in code if entry.address not in polls and entry.name != "NOP"]
     loops = [loop for loop in loops if not loop.waits]
     turns = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
     often = {entry.address for body in turns.values() for entry in body}
     around = {address for loop in loops if _own(loop) & turns.keys() for address in _own(loop)}
-    whole = Role(
+    whole_kernel = Role(
         warps,
         tuple(entry for entry in code if entry.address not in around),
         tuple(entry for entry in code if entry.address in around - often),
         tuple(turns.values()),
     )
-    return _specialised(whole, turns, cuts) if cuts else _fed(whole)
+    return _specialised(whole_kernel, turns, cuts) if cuts else _fed(whole_kernel)
 
 
 def _own(loop: Loop) -> set[int]:
@@ -97,7 +99,7 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """The innermost loops that multiply, and those that copy for them.  If no loop multiplies, the loops that load."""
+    """Returns the innermost loops that multiply or copy operands, or else the innermost loops that load."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
     if not multiplying:
@@ -111,7 +113,7 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    """The code of every turn of a loop.  Code that a branch can skip counts only if it multiplies or starts copies."""
+    """Returns the code of every loop iteration.  Skippable code counts only if it multiplies or starts copies."""
     body = _inside(code, loop)
     last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     copies = any(entry.loads_async for entry in body)
@@ -119,37 +121,37 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
     for branch in body:
         if branch.target is None or not branch.address < branch.target <= last:
             continue
-        over = [entry for entry in body if branch.address < entry.address < branch.target]
-        if not any(e.mma_flops or e.loads_async or (e.loads_global and not copies) for e in over):
-            skipped |= {entry.address for entry in over}
+        skippable = [entry for entry in body if branch.address < entry.address < branch.target]
+        if not any(e.mma_flops or e.loads_async or (e.loads_global and not copies) for e in skippable):
+            skipped |= {entry.address for entry in skippable}
     return tuple(entry for entry in body if entry.address not in skipped)
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """Makes a role of each part of the code between register budgets with a working loop; all warps run the rest."""
-    roles, rest = [], list(whole.once)
+    """Makes a role (group of warps) of each code part with a register budget and a loop.  All warps run the rest."""
+    roles, shared_code = [], list(whole.once)
     last = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, end in pairwise((*cuts, last)):
         loops = tuple(body for head, body in turns.items() if start <= head < end)
         if not loops:
             continue
-        once, rounds = (
-            tuple(entry for entry in part if start <= entry.address < end) for part in (whole.once, whole.rounds)
+        once_code, round_code = (
+            tuple(entry for entry in code if start <= entry.address < end) for code in (whole.once, whole.rounds)
         )
         multiplies = any(entry.mma_flops for body in loops for entry in body)
-        role_code = (*once, *rounds, *(entry for body in loops for entry in body))
+        role_code = (*once_code, *round_code, *(entry for body in loops for entry in body))
         counted = max(_counted(role_code), default=WARPGROUP if multiplies else 1)
-        roles.append(Role(counted, once, rounds, loops))
-        rest = [entry for entry in rest if not start <= entry.address < end]
+        roles.append(Role(counted, once_code, round_code, loops))
+        shared_code = [entry for entry in shared_code if not start <= entry.address < end]
     multiplying = [role for role in roles if role.multiplies]
     if len(multiplying) == 1 and multiplying[0].warps == WARPGROUP:
-        others = sum(math.ceil(role.warps / WARPGROUP) for role in roles if not role.multiplies)
-        roles += (whole.warps // WARPGROUP - others - 1) * multiplying
-    return [*roles, Role(whole.warps, tuple(rest), (), ())]
+        other_warpgroups = sum(math.ceil(role.warps / WARPGROUP) for role in roles if not role.multiplies)
+        roles += (whole.warps // WARPGROUP - other_warpgroups - 1) * multiplying
+    return [*roles, Role(whole.warps, tuple(shared_code), (), ())]
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """The number of warps of each barrier that gives a thread count, such as `BAR.SYNC 0x2, 0x80`."""
+    """Yields the number of warps for each barrier with a thread count, such as `BAR.SYNC 0x2, 0x80`."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP
@@ -170,7 +172,7 @@ def _fed(whole: Role) -> list[Role]:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one launch in its op's work."""
+    """Holds the share of one launch in its op's work."""
 
     matrix_flops: float
     read_bytes: float
@@ -181,7 +183,7 @@ class Share:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """The work of one launch of a compiled kernel."""
+    """Describes the work of one launch of a compiled kernel."""
 
     name: str
     launches: int
@@ -208,15 +210,15 @@ class LaunchWork:
 
     @property
     def uneven(self) -> float:
-        """The work of the busiest CTA divided by the work of the mean CTA."""
+        """Returns the work of the busiest CTA divided by the work of the average CTA."""
         return self.most_rounds / self.rounds
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
-    """The work of one of the `info.launches` launches, which together do `share` of the op.
+    """Returns the work of one launch.  The kernel has `info.launches` launches, which together do `share` of the op's
+    work.
 
-    Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid.
-    """
+    Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid."""
     target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
     if info.target.rstrip("af") != target:
         raise ValueError(f"compiled: expected code for {target}, {device.full_name}'s, got {info.target}")
@@ -229,15 +231,15 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
     code = parse_code(info.sass)
     roles = roles_of(code, info.threads, info.indirect)
     loads = _Loads(code, roles, info)
-    part = 1 / (info.launches * ctas)
-    rounds, most = _rounds(roles, share.write_bytes * part), 1.0
+    cta_share = 1 / (info.launches * ctas)
+    rounds, peak = _rounds(roles, share.write_bytes * cta_share), 1.0
     if rounds > 1:
-        most = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
-    turns = _turns(roles, share.matrix_flops * part, share.read_bytes * part, loads.turn)
+        peak = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
+    turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, loads.turn)
     requested = turns * loads.turn + loads.once
-    from_hbm = min(1.0, share.read_bytes * part / requested) if requested else 1.0
+    from_hbm = min(1.0, share.read_bytes * cta_share / requested) if requested else 1.0
     latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
-    busiest = _cta_cycles(roles, most, turns * most / rounds, loads.requested / chip.l2_share(ctas), latency, chip)
+    busiest = _cta_cycles(roles, peak, turns * peak / rounds, loads.requested / chip.l2_share(ctas), latency, chip)
     return LaunchWork(
         name=info.name,
         launches=info.launches,
@@ -246,7 +248,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
         waves=waves(ctas, fits.ctas_per_sm, device.sms),
         roles=sum(bool(role.loops) for role in roles),
         rounds=rounds,
-        most_rounds=most,
+        most_rounds=peak,
         turns=turns,
         pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
         cta_cycles=busiest + bool(loads.copied) * chip.hbm_latency,
@@ -257,7 +259,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
 
 
 class _Loads:
-    """The bytes that all lanes of a CTA load."""
+    """Counts the bytes that all lanes of a CTA load."""
 
     def __init__(self, code: Sequence[SassInstruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
@@ -267,24 +269,24 @@ class _Loads:
         """The part of `copied` that this CTA asks L2 for; the other CTAs of the cluster ask for the rest."""
         self.turn = self.requested + sum(_plain(role.turn, role.warps) for role in roles)
         self.once = sum(
-            self._copied(part, role.warps) + _plain(part, role.warps)
+            self._copied(body, role.warps) + _plain(body, role.warps)
             for role in roles
-            for part in (role.once, role.rounds)
+            for body in (role.once, role.rounds)
         )
 
     def in_flight(self, chip: Chip) -> float:
-        """The most bytes of loads that one CTA has in flight at once."""
+        """Returns the most bytes of loads that one CTA has in flight at once."""
         bodies = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
-        plain = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
+        plain_bytes = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
         if not self.copied and not any(entry.loads_async for entry in self._code):
-            return plain
+            return plain_bytes
         shared = self._info.shared_bytes
         stages = max(2, shared // self.copied if self.copied else self._info.num_stages)
         # The CTA reads one stage of the ring while the other stages fill.
-        return max(plain, (stages - 1) * min(self.copied or shared, shared / stages) * self._share())
+        return max(plain_bytes, (stages - 1) * min(self.copied or shared, shared / stages) * self._share())
 
     def _share(self) -> float:
-        """The copies that a CTA starts divided by the copies that it gets.  The copies of a turn are equally large."""
+        """Returns the number of copies that a CTA starts, divided by the number of copies that it receives."""
         loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(loads) / sum(_receivers(self._code, entry) for entry in loads) if loads else 1.0
 
@@ -298,19 +300,19 @@ class _Loads:
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """The bytes that an arrival at an mbarrier announces; 0 if they are not constant, and for other instructions."""
+    """Returns the bytes that an arrival at an mbarrier announces, or 0 if the code has no such constant."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
-    """The number of CTAs of the cluster that a copy reaches, from the constant mask of a multicast."""
+    """Returns the number of CTAs of the cluster that receive a copy, from the constant mask of a multicast."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
 def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
-    """The constant in the register of the last operand; 0 if the register is not constant."""
+    """Returns the constant in the register of the last operand, or 0 if the register is not constant."""
     register = entry.arguments[-1]
     setting = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
     constant = setting[-1].arguments[-1] if setting and setting[-1].name in ("MOV", "IMAD", "UMOV") else ""
@@ -330,7 +332,7 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """The number of rounds that store `write_bytes`.  A TMA store stores what its round wrote to shared memory."""
+    """Returns how many tiles a CTA needs to store `write_bytes`.  TMA stores the bytes in shared memory."""
     stored = 0.0
     for role in roles:
         by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
@@ -365,19 +367,19 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """The clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies, at its share of L2."""
-    before = slowest = begin = end = 0.0
+    """Returns the clocks of a CTA's dependent steps, alone on its SM.  `copy_cycles` are for one iteration's copies."""
+    shared_cycles = slowest = begin_cycles = end_cycles = 0.0
     for role in roles:
-        once, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
+        setup, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
         if not role.loops:
-            before += once + rounds * one_round  # all warps run this code
+            shared_cycles += setup + rounds * one_round  # all warps run this code
             continue
-        turn = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
+        turn_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
         copies = any(entry.loads_async for entry in role.turn)
-        slowest = max(slowest, once + rounds * one_round + turns * max(turn, copies * copy_cycles))
-        begin, end = max(begin, once), max(end, one_round)
+        slowest = max(slowest, setup + rounds * one_round + turns * max(turn_cycles, copies * copy_cycles))
+        begin_cycles, end_cycles = max(begin_cycles, setup), max(end_cycles, one_round)
     working = [role for role in roles if role.loops]
     if len(working) > 1:
         shared = _pipe_cycles(working, 0, rounds, turns, chip)
-        slowest = max(slowest, begin + max(shared.values()) + end)
-    return before + slowest
+        slowest = max(slowest, begin_cycles + max(shared.values()) + end_cycles)
+    return shared_cycles + slowest

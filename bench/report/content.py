@@ -1,6 +1,7 @@
-"""All contents of a report as plain data.  The page is drawn from these data, and `--json` prints them.
+"""Collects all contents of a report as plain data.  The HTML page is made from these data, and `--json` prints them.
 
-The summary comes first: the best kernels against naive and the library, faults, and missing measurements.
+The summary comes first: the speed of the best kernels against naive and library kernels, faults, and missing
+measurements.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """The ratios of several cases: their geometric mean, the smallest ratio and the largest ratio."""
+    """Summarises the ratios of several cases: their geometric mean, the smallest ratio and the largest ratio."""
 
     mean: float
     low: float
@@ -46,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """The speed of an op's fastest optimized kernels (or, without any, fastest kernels) against library and naive."""
+    """Compares an op's fastest optimized kernels (or else its fastest kernels) with library and naive kernels."""
 
     machine: str
     op: str
@@ -65,7 +66,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Problem:
-    """A result that the reader must not overlook."""
+    """Describes a result that the reader of a report must not overlook."""
 
     machine: str
     kind: str
@@ -79,7 +80,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that was not measured, and the reason."""
+    """Describes what was not measured, and the reason."""
 
     machine: str
     status: str
@@ -90,7 +91,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class StatusCount:
-    """The number of records of one kind, for each status."""
+    """Counts the records of one kind for each status."""
 
     kind: str
     total: int
@@ -98,7 +99,7 @@ class StatusCount:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """Returns one standing for each machine, op and scheme that has a time.  Machines are never combined."""
+    """Returns one `Standing` for each machine, op and scheme with a time.  Machines are never combined."""
     rows = []
     for op in ops:
         for ladder in op.ladders:
@@ -132,7 +133,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]
 
 
 def span(values: Sequence[float]) -> Span | None:
-    """The geometric mean, the smallest and the largest of positive ratios.  Returns None if there are no values."""
+    """Returns the geometric mean, minimum and maximum of positive ratios, or None if `values` is empty."""
     if not values:
         return None
     return Span(geometric_mean(values), min(values), max(values), len(values))
@@ -141,33 +142,34 @@ def span(values: Sequence[float]) -> Span | None:
 def problems(
     located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[tables.ComparisonRow]
 ) -> tuple[Problem, ...]:
-    """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
+    """Returns failed and impossible results, and A/B verdicts that block a merge.  A result is left out if a newer
+    record of the same machine, kernel, case and scheme exists.
 
-    `current` are the newest bench records, one for each key (`sources.newest`).
+    `current` has the newest bench record of each kernel, case and machine (`sources.newest`).
     """
     faults = []
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
-    others = sources.newest(
+    other_records = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
         # All runs of the engine have one name, and so have all loads; their cases differ.
         lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
-    for item in (*current, *checks, *others):
-        record, wrong = item.record, sources.fault(item.record)
-        if wrong:
-            name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
-            where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
-            faults.append(Problem(machine_of(record), record.kind, name, where, *wrong, item.source))
+    for item in (*current, *checks, *other_records):
+        record, fault = item.record, sources.fault(item.record)
+        if fault:
+            name = "/".join(word for word in (record.op, record.kernel) if word) or record.case_id or record.kind
+            case_text = " ".join(word for word in (record.case_id if record.op else None, record.scheme) if word)
+            faults.append(Problem(machine_of(record), record.kind, name, case_text, *fault, item.source))
     for row in comparisons:
         if row.stops:
-            where = f"{row.record.case_id} {row.record.scheme}"
+            case_text = f"{row.record.case_id} {row.record.scheme}"
             name = f"{row.name} against {row.baseline}"
-            faults.append(Problem(row.machine, "ab", name, where, row.verdict, row.why, row.source))
+            faults.append(Problem(row.machine, "ab", name, case_text, row.verdict, row.why, row.source))
     return tuple(faults)
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
-    """What was not measured: kernels without a time, by machine and reason, and kernels and kinds without a record."""
+    """Returns what was not measured: kernels without a time, and kernels or kinds of measurement without a record."""
     gaps = []
     untimed = (
         item.record for item in current if item.record.status in sources.FINE and item.record.latency_median_ms is None
@@ -177,10 +179,10 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
         gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
     registered = [kernel.id for kernel in registry.every_kernel()]
     for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
-        there = {f"{item.record.op}/{item.record.kernel}" for item in items}
-        if absent := tuple(name for name in registered if name not in there):
-            why = "registered, and in no bench record of this machine"
-            gaps.append(Gap(machine, "NO RECORD", why, absent, len(absent)))
+        recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in items}
+        if absent := tuple(name for name in registered if name not in recorded_names):
+            reason_text = "registered, and in no bench record of this machine"
+            gaps.append(Gap(machine, "NO RECORD", reason_text, absent, len(absent)))
     kinds = {item.record.kind for item in located}
     gone = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds)
     if gone:
@@ -194,7 +196,7 @@ def _gap(record: Record) -> tuple[str, str, str]:
 
 
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
-    """The numbers of records, by kind and status."""
+    """Counts the records by kind and status."""
     counts = []
     for kind, name in KIND_NAMES.items():
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
@@ -204,18 +206,18 @@ def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
 
 
 def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
-    """The trends, in order of time, of each op's largest case on each machine, if two or more commits have times."""
+    """Returns the trend of each op's largest case on each machine, if two or more commits have times."""
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
-    chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
-    every = find_trends(points_of((item.record, item.source) for item in chosen), {})
-    several = [trend for trend in every if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
+    trend_items = [item for item in located if id(item.record) in largest and not why_not(item.record)]
+    found = find_trends(points_of((item.record, item.source) for item in trend_items), {})
+    several = [trend for trend in found if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
     return tuple({**trend.row(), "source": trend.points[-1].file} for trend in several)
 
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a report.  It depends only on the records, not on the time when the report is made."""
+    """Holds the content of a report.  It depends only on the records, not on the time when the report is made."""
 
     title: str
     version: str
@@ -248,12 +250,12 @@ class Content:
 
 
 def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
-    """Makes the content of a report over the records `located`, the oldest first."""
+    """Makes the content of a report from the records `located`.  The oldest record must come first."""
     benches = sources.benches_of(located)
-    chosen = sources.choose(benches)
+    current = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)
-    faults = problems(located, chosen, comparisons)
-    failed = sum(sources.fault(item.record) is not None for item in benches)
+    faults = problems(located, current, comparisons)
+    num_failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
         version=_version(),
@@ -261,15 +263,15 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in chosen),
+        replaced_failures=num_failed - sum(sources.fault(item.record) is not None for item in current),
         standings=standings(ops),
         problems=tuple(entry for entry in faults if entry.status != "NOISY"),
         noisy=tuple(entry for entry in faults if entry.status == "NOISY"),
-        unmeasured=unmeasured(chosen, located),
+        unmeasured=unmeasured(current, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
         machines=machines_of(located),
-        rooflines=rooflines(located, chosen),
+        rooflines=rooflines(located, current),
         ops=ops,
         comparisons=comparisons,
         compiled=tables.compiled_tables(located),
@@ -282,7 +284,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
 
 
 def _version() -> str:
-    """The installed version.  A bare checkout has no version, so the result is then the hash of its files."""
+    """Returns the installed version, or a text with the hash of the source files if Rooflab is not installed."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

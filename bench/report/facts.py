@@ -1,4 +1,4 @@
-"""The circumstances of a record beside its main numbers, and the properties of a machine, taken from records."""
+"""Extracts further details of a record, beside its main numbers, and the properties of machines."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def commit_text(commit: str | None, dirty: bool | None) -> str:
-    """The first eight digits of a commit, with a mark if the tree had changes."""
+    """Returns the first eight digits of a commit, with a mark if the working tree had changes."""
     if not commit:
         return "no commit"
     return f"{commit[:8]} dirty" if dirty else commit[:8]
 
 
 def moment(timestamp: str) -> str:
-    """An ISO 8601 time to the minute, in UTC: `2026-11-21 05:53 UTC`."""
+    """Formats an ISO 8601 time to the minute, in UTC: `2026-11-21 05:53 UTC`."""
     return f"{datetime.fromisoformat(in_utc(timestamp)):%Y-%m-%d %H:%M} UTC"
 
 
 def slug(text: str) -> str:
-    """The anchor for `text`: letters, digits and hyphens."""
+    """Returns the HTML anchor for `text`, which has only letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
-    """The label and value of each circumstance that the record gives.  Missing circumstances are left out."""
+    """Returns labels and values of a record's details: commit, config, timer and so on.  Missing ones are omitted."""
     by = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
@@ -67,7 +67,7 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
 
 
 def predicted(record: Record) -> str:
-    """The predicted time with the predictor's error.  An empty text if there is no prediction."""
+    """Returns the predicted time with the predictor's error.  The text is empty if there is no prediction."""
     if record.predicted_ms is None:
         return ""
     error = record.prediction_error
@@ -76,7 +76,7 @@ def predicted(record: Record) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value in the unit that its name ends with: a range for a list of two numbers, an empty text for None."""
+    """Formats a value in the unit at the end of its name.  Two numbers become a range, and None an empty text."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
             value_text(name, item) for item in value
@@ -88,7 +88,7 @@ def value_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """One property of a machine.  If runs differ, it has several values, which a reader needs to compare the runs."""
+    """Describes one property of a machine.  If the property differs between runs, `values` has all its values."""
 
     label: str
     values: tuple[str, ...]
@@ -96,7 +96,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of machine, and the runs on it."""
+    """Describes one kind of machine, and counts its records and runs."""
 
     key: str
     name: str
@@ -113,11 +113,11 @@ _ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
-    """One entry for each machine: GPUs before CPUs, and then in order of the keys."""
+    """Returns one entry for each machine.  GPUs come before CPUs, and each group is sorted by key."""
     groups = grouped(located, lambda item: machine_of(item.record)).items()
-    ordered = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
+    sorted_groups = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []
-    for number, (key, items) in enumerate(ordered, 1):
+    for number, (key, items) in enumerate(sorted_groups, 1):
         last = items[-1].record.environment
         name = str((last.get("gpu") or {}).get("name") or last.get("cpu") or key)
         machine = Machine(
@@ -138,7 +138,7 @@ _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w",
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
-    """Each value of the environments.  Of readings: the smallest and the largest value, and every throttle reason."""
+    """Returns all values of each machine property.  Clocks, power and temperature have only minimum and maximum."""
     by_label: dict[str, dict[str, None]] = {}
     readings: dict[str, list[float]] = {name: [] for name in _READINGS}
     for record in records:
@@ -146,12 +146,12 @@ def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
         for name, value in {**(environment.get("gpu") or {}), **environment}.items():
             if name not in _ELSEWHERE and value is not None:
                 by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
-        for name, numbers in readings.items():
+        for name, values_of in readings.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            numbers += [value for value in values or () if isinstance(value, int | float)]
+            values_of += [value for value in values or () if isinstance(value, int | float)]
     facts = [Fact(label, tuple(values)) for label, values in by_label.items()]
-    ends = {name: [min(numbers), max(numbers)] for name, numbers in readings.items() if numbers}
-    facts += [Fact(metric_label(name), (value_text(name, both),)) for name, both in ends.items()]
+    ranges = {name: [min(values_of), max(values_of)] for name, values_of in readings.items() if values_of}
+    facts += [Fact(metric_label(name), (value_text(name, low_high),)) for name, low_high in ranges.items()]
     read = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
     reasons = dict.fromkeys(reason for clocks in read for reason in clocks.get("throttle_names") or ())
     return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if read else []))

@@ -1,4 +1,4 @@
-"""Makes roofline figures and ladder rows from records; no number is written by hand."""
+"""Makes roofline figures and table rows from records.  No number is written by hand."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ NO_BYTES = "its cost has no bytes, and so it has no intensity"
 def placed(
     records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
 ) -> tuple[list[Point], list[str]]:
-    """The points of the records under the roofs, and the reason why each other record of a right kernel has no point.
+    """Returns the roofline points of the records.  Also returns, for each correct kernel without a point, the reason.
 
-    A kernel that failed its check, was not timed or has an invalid reading has no point.  With `device`, the roofs are
-    that device's.  A record then gives a bound, and a time only if it is OK and was taken on this device.
-    """
+    A kernel has no point if it failed its check, was not timed, or has an invalid time.  With `device`, `roofs` are the
+    ceilings of this device.  Each record then gives a bound.  It gives a time only if it is OK and was measured on this
+    device."""
     points, unplaced = [], []
     for record in records:
         latency, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
         if record.kind != "bench" or record.status not in NOT_WRONG or not (latency or device):
             continue
-        cost, why = _priced(record, roofs)
-        flops, least = record.flops or 0.0, record.least_bytes
+        cost, reason = _priced(record, roofs)
+        flops, least_bytes = record.flops or 0.0, record.least_bytes
         if device and cost:
-            flops, least, bound_s = cost.flops, cost.bytes, bound(cost, roofs[0]).seconds
+            flops, least_bytes, bound_s = cost.flops, cost.bytes, bound(cost, roofs[0]).seconds
             gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
             latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
         elif cost is None and "imported" in record.environment and record.op not in ops() and not device:
-            why = ""  # the record has its own bound, which needs no cost
-        moved = record.traffic_bytes or least
-        if not why and not moved:
-            why = NO_BYTES if least == 0 else "its record says neither traffic nor least bytes"
-        if not why and not bound_s > 0:
-            why = "its record holds no bound"
-        if why or not moved:
-            unplaced.append(f"{record.op}/{record.kernel}: {why}")
+            reason = ""  # the record has its own bound, which needs no cost
+        moved_bytes = record.traffic_bytes or least_bytes
+        if not reason and not moved_bytes:
+            reason = NO_BYTES if least_bytes == 0 else "its record says neither traffic nor least bytes"
+        if not reason and not bound_s > 0:
+            reason = "its record holds no bound"
+        if reason or not moved_bytes:
+            unplaced.append(f"{record.op}/{record.kernel}: {reason}")
             continue
         op, kernel = str(record.op), str(record.kernel)
         registered = kernels(op).get(kernel) if op in ops() and record.scheme else None
         point = Point(
             label=kernel,
             op=op,
-            case=" ".join(part for part in (record.case_id, record.scheme) if part),
+            case=" ".join(word for word in (record.case_id, record.scheme) if word),
             role=record.role or (registered.role if registered else "benchmark"),
             dtype=next(iter(cost.tensor_flops), None) if cost else None,
             flops=flops,
-            traffic_bytes=moved,
+            traffic_bytes=moved_bytes,
             traffic_basis=record.traffic_basis or "modelled",
             bound_s=bound_s,
             seconds=latency and latency / 1e3,
@@ -82,35 +82,36 @@ COST, TENSOR = "cost_", "cost_tensor_flops_"
 
 
 def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of a `Cost`, as metrics of a record."""
+    """Converts the fields of a `Cost` into metrics of a record."""
     tensor = {f"{TENSOR}{dtype}": float(flops) for dtype, flops in values["tensor_flops"].items()}
     return {f"{COST}{name}": float(value) for name, value in values.items() if name != "tensor_flops"} | tensor
 
 
 def cost_of(record: Record) -> Cost | None:
-    """The cost in the record's metrics; else its op's cost for its case; else the FLOPs and bytes of an imported
-    record.  None if the cost is unknown.  Raises `ValueError` on a case that the op does not have."""
+    """Returns the cost in the record's metrics, or else the cost of the record's op and case.  For other imported
+    records, returns a cost with their FLOPs and bytes.  Returns None if the cost is unknown.  Raises `ValueError` on a
+    case that the op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
         return Cost(**values | {"tensor_flops": tensor})
-    named = None
+    imported_cost = None
     if "imported" in record.environment and record.scheme and record.flops is not None and record.least_bytes:
-        named = Cost(record.least_bytes, 0.0, {record.scheme: record.flops} if record.flops else {})
+        imported_cost = Cost(record.least_bytes, 0.0, {record.scheme: record.flops} if record.flops else {})
     if record.op not in ops() or record.scheme is None:
-        return named
+        return imported_cost
     spec = get_op(record.op)
     try:
         case = spec.check_case(Case(**record.case))
     except ValueError:
-        if named:
-            return named
+        if imported_cost:
+            return imported_cost
         raise
     return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
-    """The ceilings in the records; of each kind the last."""
+    """Returns the ceilings in the records, one for each kind.  If records differ, the last record counts."""
     newest: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
@@ -120,8 +121,8 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """The points of every kernel that takes one case of each op, on a device that is not present: bounds without times.
-    Points of times that others published for these cases are added.
+    """Returns roofline points for a device that is not present: one point for each kernel, on one case of each op.
+    These points are bounds without times.  Points with times that others published for these cases are added.
 
     The case is the largest of the suite by FLOPs and bytes, because large cases are the usual reason to buy a device.
     """
@@ -138,7 +139,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
         # Published times take this place too, because the traffic of their kernels is not known.
-        least = Point(
+        minimal = Point(
             label="",
             op=name,
             case=f"{case.id} {dtypes}",
@@ -157,15 +158,15 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            moved = replace(least, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else least
-            points.append(replace(moved, label=kernel.name, role=kernel.role))
+            point = replace(minimal, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else minimal
+            points.append(replace(point, label=kernel.name, role=kernel.role))
         for time in times_of(name, dtypes, case, device.name):
-            points.append(replace(least, label=_label(time.table), seconds=time.seconds, published=True))
+            points.append(replace(minimal, label=_label(time.table), seconds=time.seconds, published=True))
     return points, [ceilings]
 
 
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
-    """The points of the newest reading of each kernel and case on a device.  An emulated call has counted bytes."""
+    """Returns a point for the newest time of each kernel and case on a device.  Emulated calls give bytes."""
     calls = [
         replace(record, kind="bench") if record.checked_by == "emulator" and record.traffic_bytes else record
         for record in records
@@ -176,7 +177,7 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
-    """The record's cost.  If the cost is unknown or has no place under the roofs: None, and the reason."""
+    """Returns the cost of the record, or None and a reason if the cost is unknown or does not fit the roofline."""
     try:
         cost = cost_of(record)
     except ValueError as error:
@@ -184,10 +185,10 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
     if cost is None and record.op in ops():
         return None, "the record names no scheme"
     if cost is None:
-        named = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
-        lacking = " and no ".join(name for name, value in named.items() if value is None)
-        why = "its op is not registered here (--kernel FILE registers it)"
-        return None, f"{why}, and it names no {lacking}" if lacking and "imported" in record.environment else why
+        needed_values = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
+        lacking = " and no ".join(name for name, value in needed_values.items() if value is None)
+        reason = "its op is not registered here (--kernel FILE registers it)"
+        return None, f"{reason}, and it names no {lacking}" if lacking and "imported" in record.environment else reason
     for roof in roofs:
         if lacks := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
             return None, f"{roof.device} has no {roof.kind} matrix rate for {lacks}"
@@ -195,14 +196,14 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
 
 
 def _label(table: Table) -> str:
-    """The names of a library and its kernel in short: `vllm flash_attn_fa3`."""
+    """Returns the short names of a library and its kernel: `vllm flash_attn_fa3`."""
     kernel = re.sub("ScaledMM|LinearKernel$|Kernel$", "", table.kernel.rpartition(".")[2])
     return f"{table.framework} {kernel.removeprefix(f'{table.framework}_')}"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The content of a figure that is not yet drawn."""
+    """Holds the content of a figure before it is drawn."""
 
     points: list[Point]
     ceilings: list[Ceilings]
@@ -214,13 +215,14 @@ class Drawing:
     """The kernels without a point, each with the reason."""
 
     def files(self, fixed_axes: bool = False) -> dict[str, bytes]:
-        """By suffix, the contents of the figure's SVG and PNG."""
+        """Returns the contents of the figure's SVG and PNG files, by suffix."""
         return roofline_files(self.points, self.ceilings, f"{self.name} roofline", fixed_axes)
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
-    """Draws a figure and returns the paths.  If `out` is a folder, writes an SVG and a PNG to it; if `out` ends with
-    one of the two suffixes, writes that file."""
+    """Draws a figure and returns the paths of its files.  If `out` is a folder, writes an SVG and a PNG into it.  If
+    `out` ends with `.svg` or `.png`, writes only this file.
+    """
     name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
     files = drawing.files(fixed_axes)
     if (suffix := out.suffix.removeprefix(".")) in files:
@@ -229,7 +231,7 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
 
 
 def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
-    """The case with the most FLOPs, then bytes.  Only cases with at most `most_flops` count; there must be one."""
+    """Returns the case with the most FLOPs, then bytes.  Cases above `most_flops` FLOPs do not count."""
 
     def work(case: Case) -> tuple[float, float]:
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -239,7 +241,7 @@ def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
-    """For each op and scheme, the records of the case with most FLOPs, then bytes.  A figure has no room for more."""
+    """Returns the records of the largest case of each op and scheme, because a figure has no room for more."""
 
     def size(record: Record) -> tuple[float, float, str]:
         return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
@@ -251,15 +253,15 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
-    """The newest reading of each machine, kernel and case, by `sources.choose`."""
-    ordered = sorted(records, key=lambda record: record.timestamp)
-    located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(ordered)]
-    return [chosen.record for chosen in choose(benches_of(located))]
+    """Returns the newest record of each machine, kernel and case.  `sources.choose` chooses these records."""
+    sorted_records = sorted(records, key=lambda record: record.timestamp)
+    located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(sorted_records)]
+    return [item.record for item in choose(benches_of(located))]
 
 
 def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
-    """The figure of a machine's records.  In its ceilings the driver's name of the device replaces the data sheet's
-    shorter name."""
+    """Makes the content of a figure from one machine's records.  In the ceilings, the driver's name of the device
+    replaces the shorter name in the data sheet."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
     roofs = [replace(roof, device=name) for roof in roofs]
@@ -270,31 +272,32 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """One figure for each machine with a point: of each op's largest case, or of all.  `across`: one for all machines.
+    """Returns one figure for each machine that has a point.  The figure shows the largest case of each op, or all
+    cases. `across` makes one figure for all machines.
 
-    A figure shows the newest reading of each kernel and case, or the readings of `runs`.  Each of `runs` is a part of a
-    run's id; the case shows it.  A CPU with another number of threads is another machine: its ceilings differ.
-    """
+    A figure shows the newest record of each kernel and case.  With `runs`, it shows only records of these runs; each
+    entry is a part of a run's id.  The label of the case then names the run.  A CPU with another number of threads
+    counts as another machine, because its ceilings differ."""
     roofed = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
-    chosen = (record for record in roofed if not runs or any(run in record.run_id for run in runs))
-    drawn: list[Drawing] = []
-    for machine, whole in grouped(chosen, machine_of).items():
-        group = whole if all_cases else largest_cases(whole)
+    selected = (record for record in roofed if not runs or any(run in record.run_id for run in runs))
+    figures: list[Drawing] = []
+    for machine, machine_records in grouped(selected, machine_of).items():
+        group = machine_records if all_cases else largest_cases(machine_records)
         parts = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
-        made = [(drawing_of(machine, newest_of(part), ceilings_of(group)), run) for run, part in parts.items()]
-        points = [replace(point, case=point.case + run) for drawing, run in made for point in drawing.points]
-        unplaced = list(dict.fromkeys(why for drawing, _ in made for why in drawing.unplaced))
-        drawn += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
-    if across and len(drawn) > 1:
-        points = [replace(point, device=drawing.machine) for drawing in drawn for point in drawing.points]
-        ceilings = [replace(roof, device=drawing.machine) for drawing in drawn for roof in drawing.ceilings]
-        return [Drawing(points, ceilings, f"{len(drawn)} machines")]
-    names = Counter(drawing.name for drawing in drawn)
-    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in drawn]
+        by_run = [(drawing_of(machine, newest_of(subset), ceilings_of(group)), run) for run, subset in parts.items()]
+        points = [replace(point, case=point.case + run) for drawing, run in by_run for point in drawing.points]
+        unplaced = list(dict.fromkeys(reason for drawing, _ in by_run for reason in drawing.unplaced))
+        figures += [replace(by_run[-1][0], points=points, unplaced=unplaced)] if points else []
+    if across and len(figures) > 1:
+        points = [replace(point, device=drawing.machine) for drawing in figures for point in drawing.points]
+        ceilings = [replace(roof, device=drawing.machine) for drawing in figures for roof in drawing.ceilings]
+        return [Drawing(points, ceilings, f"{len(figures)} machines")]
+    names = Counter(drawing.name for drawing in figures)
+    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in figures]
 
 
 def why_nothing(records: Sequence[Record]) -> str:
-    """The reason why no figure can be drawn of these records."""
+    """Returns the reason why these records give no figure."""
     if any("imported" in record.environment and not record.ceilings for record in records):
         return (
             "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
@@ -305,12 +308,12 @@ def why_nothing(records: Sequence[Record]) -> str:
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Makes and draws the `drawings` of the records in `folder`; returns the paths."""
+    """Makes all `drawings` of the records and draws them in `folder`.  Returns the paths."""
     return [path for drawing in drawings(records) for path in draw(drawing, folder)]
 
 
 def bench_row(record: Record) -> dict[str, Any]:
-    """A record as a row of a printed table."""
+    """Returns a record as one row of a printed table."""
     latency, bound_ms = record.latency_median_ms, record.bound_ms
     return {
         "op": record.op,

@@ -1,4 +1,4 @@
-"""The ladder of each op's kernels: naive, library, then the rungs in the order of the docstring of the op's folder."""
+"""Compares the kernels of each op in a table: naive, library, then the order of the op folder's docstring."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed relative to another kernel on the same case and machine: 2 means half the time."""
+    """Holds the speed relative to another kernel on the same case and machine.  The value 2 means half the time."""
 
     value: float
     source: Source
@@ -51,7 +51,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class LadderRow:
-    """The result of one kernel on one case."""
+    """Holds the result of one kernel on one case (input shape)."""
 
     record: Record
     source: Source
@@ -66,25 +66,25 @@ class LadderRow:
 
     @property
     def kernel(self) -> str:
-        """The name of the row's kernel."""
+        """Returns the name of the row's kernel."""
         return self.record.kernel or "no kernel"
 
     @property
     def traffic(self) -> str:
-        """How the bytes behind bytes/s are known: counted, modelled, or the least bytes that the op needs."""
+        """Returns the source of the bytes in bytes/s: counted, modelled, or the least bytes that the op needs."""
         record = self.record
         return (record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none"
 
     @property
     def above_roof(self) -> bool:
-        """Whether bytes/s exceed the ceilings' bandwidth: the bytes are then overstated, or come from a cache."""
+        """Returns whether bytes/s exceed the peak bandwidth.  Then a cache served bytes, or the count is too high."""
         rate, ceilings = self.record.bytes_per_s, self.record.ceilings
         return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
 class LadderCase:
-    """One case in one scheme, with the kernels that can be compared with each other."""
+    """Holds the results of one case (input shape) in one scheme (dtypes), for all kernels that can be compared."""
 
     case_id: str
     scheme: str
@@ -93,7 +93,7 @@ class LadderCase:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The results of one op on one machine."""
+    """Holds the results of one op on one machine."""
 
     machine: str
     blocks: tuple[LadderCase, ...]
@@ -102,7 +102,7 @@ class Ladder:
 
     @property
     def not_run(self) -> dict[str, Counter[str]]:
-        """By reason and kernel, the number of cases in which the kernel could not run."""
+        """Counts, by reason and kernel, the cases in which the kernel could not run."""
         counts: dict[str, Counter[str]] = {}
         for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
             counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
@@ -111,7 +111,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """The newest checks of one kernel on one machine, over all cases and schemes."""
+    """Summarises the newest checks of one kernel on one machine, over all cases and schemes."""
 
     kernel: str
     machine: str
@@ -128,7 +128,7 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class OpLadder:
-    """All results of one op."""
+    """Holds all results of one op."""
 
     op: str
     order: tuple[str, ...]
@@ -139,7 +139,7 @@ class OpLadder:
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """By kernel, the kernel's line in the docstring of the op's folder, in order; empty for an op from outside."""
+    """Returns each kernel's description in the op folder's docstring, in order.  Other repositories' ops have none."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
@@ -149,7 +149,7 @@ def ladder_lines(op: str) -> dict[str, str]:
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
-    """For each rung, its line and the file of its code."""
+    """Returns a row for each kernel in the op's list: its name, backend, description and file of code."""
     rows = []
     for name, line in ladder_lines(op).items():
         kernel = registry.get_kernel(op, name)
@@ -162,21 +162,21 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
     """Returns one entry for each op that was timed or checked, sorted by name."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
-    checked = grouped(checks, lambda item: kernel_key(item.record)[1])
+    checks_by_op = grouped(checks, lambda item: kernel_key(item.record)[1])
     timed = grouped(choose(benches), lambda item: kernel_key(item.record)[1])
-    past = grouped(benches, lambda item: _beside(item.record))
+    past_benches = grouped(benches, lambda item: _beside(item.record))
     entries = []
-    for op in sorted(timed.keys() | checked.keys()):
+    for op in sorted(timed.keys() | checks_by_op.keys()):
         order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         machines = grouped(timed.get(op, ()), lambda item: machine_of(item.record))
-        ladders = tuple(_ladder(machine, items, past, order) for machine, items in machines.items())
+        ladders = tuple(_ladder(machine, items, past_benches, order) for machine, items in machines.items())
         no_library = (spec.no_library or "") if spec else ""
-        entries.append(OpLadder(op, order, no_library, ladders, _check_rows(checked.get(op, ()), order)))
+        entries.append(OpLadder(op, order, no_library, ladders, _check_rows(checks_by_op.get(op, ()), order)))
     return tuple(entries)
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """The values that two kernels must share to be compared: machine, op, case and scheme."""
+    """Returns the values that must be equal for two kernels to be compared: machine, op, case and scheme."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -187,29 +187,29 @@ def _ladder(
     past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    """The ladder of an op on a machine.  In a scheme small cases come first; cases of equal size keep their order."""
+    """Makes the table of an op on a machine.  Small cases come first; cases of equal size keep their order."""
 
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
     blocks = []
-    for beside, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
+    for key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
-        blocks.append(LadderCase(beside[2], beside[3], tuple(_row(item, group, past[beside]) for item in group)))
+        blocks.append(LadderCase(key[2], key[3], tuple(_row(item, group, past[key]) for item in group)))
     times = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
     return Ladder(machine, tuple(blocks), time_unit(times))
 
 
 def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
     role, kernel = record.role, record.kernel or ""
-    place = order.index(kernel) if kernel in order else len(order)
-    return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), place, kernel
+    index = order.index(kernel) if kernel in order else len(order)
+    return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), index, kernel
 
 
 def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
-    record, latency, wrong = item.record, latency_ms(item.record), fault(item.record)
-    status, reason = wrong or (record.status, record.reason)
-    if latency is None and wrong is None and not reason:
+    record, latency, problem = item.record, latency_ms(item.record), fault(item.record)
+    status, reason = problem or (record.status, record.reason)
+    if latency is None and problem is None and not reason:
         reason = "the record holds no time"
     library, naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
@@ -217,7 +217,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """The speed relative to the kernel of `role` in the same run, or else in the newest other run."""
+    """Returns the speed relative to the kernel with role `role` in the same run, else in the newest other run."""
     latency = latency_ms(record)
     if latency is None or record.role == role:
         return None

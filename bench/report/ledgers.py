@@ -1,4 +1,4 @@
-"""Step ledgers as stacked bars, one bar for each record.  The bars of one step are below each other."""
+"""Draws the times of an engine step's ops (a ledger) as stacked bars, with one bar for each record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
-REST = ("host_ms", "timers_ms", "step_ms", "itl_ms")
+UNSTACKED = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
 COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
 """Colours that are readable on white and on dark pages: a contrast of at least 3 to 1 to both; a test checks this."""
@@ -21,7 +21,7 @@ HOST, GREY = "host and gaps", "#7b828b"
 
 @dataclass(frozen=True)
 class Segment:
-    """One op at one point of a step, or the host's time."""
+    """Describes the part of a bar for one op at one point of an engine step, or for the host's time."""
 
     name: str
     ms: float
@@ -32,7 +32,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LedgerBar:
-    """The bar of one record."""
+    """Holds the bar of one record."""
 
     record: Record
     machine: str
@@ -46,7 +46,7 @@ class LedgerBar:
 
 @dataclass(frozen=True)
 class LedgerGroup:
-    """The records of one step of one model on one machine, in the order of time."""
+    """Holds the bars of one engine step of one model on one machine, in order of time."""
 
     title: str
     bars: tuple[LedgerBar, ...]
@@ -55,10 +55,10 @@ class LedgerGroup:
 
 
 def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
-    """The groups of all step ledgers among the records."""
+    """Makes the groups of bars from all step ledgers among the records."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
-    right = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
-    groups = grouped(right, lambda item: (machine_of(item.record), _title(item.record)))
+    ok_items = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
+    groups = grouped(ok_items, lambda item: (machine_of(item.record), _title(item.record)))
     return tuple(_group(title, items) for (_, title), items in groups.items())
 
 
@@ -82,17 +82,17 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
             Segment(name, ms[name], 100 * ms[name] / widest, colours[name]) for name in names if ms.get(name)
         )
         step_ms = item.record.metrics["step_ms"]
-        other = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
+        kernel_text = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
         facts = facts_of(item.record)
-        bars.append(LedgerBar(item.record, machine_of(item.record), step_ms, other, segments, facts, item.source))
+        bars.append(LedgerBar(item.record, machine_of(item.record), step_ms, kernel_text, segments, facts, item.source))
     return LedgerGroup(title, tuple(bars), tuple(colours.items()))
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """The milliseconds by op and point of the step, and the milliseconds of the host, which are at least 0."""
+    """Returns the milliseconds of each op at each point of the step, and the milliseconds of the host (at least 0)."""
     ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
-        if key not in REST and not key.endswith("_bound_ms"):
+        if key not in UNSTACKED and not key.endswith("_bound_ms"):
             op, site, _ = key.split(".", 2)
             name = op if op == site else f"{op} {site}"
             ms_by_name[name] = ms_by_name.get(name, 0.0) + value

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file: text, tables and figures.  The file loads nothing and runs no script."""
+"""Writes a report as one HTML file with text, tables and figures.  The page loads no other file and runs no script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEMPLATES = Path(__file__).parent
 
 
 def render(content: Content) -> str:
-    """The HTML text of the page."""
+    """Returns the HTML text of the page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -50,17 +50,17 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The value that a template shows.  Control characters are replaced, because HTML does not allow them."""
+    """Returns the value that a template shows.  Control characters are replaced, because HTML does not allow them."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def breakable(text: str) -> Markup:
-    """The text, escaped; lines may break after a comma or a slash, because a case without blanks is a long word."""
+    """Returns the escaped text.  Long case names may break into lines after a comma or a slash."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
 def svg(drawing: Drawing) -> str:
-    """The figure as a data address (URL) of an image."""
+    """Returns the figure as the data URL of an image."""
     return f"data:image/svg+xml;base64,{b64encode(drawing.files()['svg']).decode()}"
 
 
@@ -69,7 +69,7 @@ TITLE = "Rooflab report"
 
 @dataclass(frozen=True)
 class Report:
-    """A report that has been written."""
+    """Describes a report that has been written."""
 
     file: str
     bytes: int
@@ -78,10 +78,10 @@ class Report:
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
-    """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out` atomically.
+    """Reads the records in `paths` (files, or folders at any depth) and writes the page to `out` atomically.
 
-    Raises `ValueError` on a damaged record, with file and line, if there is no record, and if `out` is a folder.
-    """
+    Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
+    record the message names file and line."""
     out = Path(out)
     if not title.strip():
         raise ValueError("title: expected a text, got an empty one")

@@ -1,4 +1,4 @@
-"""The ceilings of each machine, by kind, and where each kernel is below the ceilings."""
+"""Makes tables of the ceilings of each machine, and roofline figures with the kernels below these ceilings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """One quantity: its value in each kind of ceiling."""
+    """Describes one quantity, such as bandwidth, with its value in each kind of ceiling."""
 
     name: str
     texts: Mapping[CeilingKind, str]
@@ -27,7 +27,7 @@ class CeilingRow:
 
 @dataclass(frozen=True)
 class BestMicrokernel:
-    """The best result of one microkernel, in its fastest launch shape."""
+    """Describes the best result of one microkernel, with its fastest launch shape."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class BestMicrokernel:
 
 @dataclass(frozen=True)
 class CeilingTable:
-    """The ceilings of one machine."""
+    """Holds the ceilings of one machine."""
 
     machine: str
     device: str
@@ -53,14 +53,14 @@ class CeilingTable:
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
-    """Returns one table for each machine whose records name ceilings or measured them."""
-    chosen = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
-    return tuple(_table(machine, items) for machine, items in grouped(chosen, lambda it: machine_of(it.record)).items())
+    """Returns one table for each machine with records that contain ceilings or measured them."""
+    found = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
+    return tuple(_table(machine, items) for machine, items in grouped(found, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """By kind, the newest ceilings that bound one machine's records.  If no record has ceilings, the table of GPUs
-    gives the data sheet's ceilings, and the ceilings at the lowest clock in the records."""
+    """Returns the newest ceilings of each kind in one machine's records.  If the records have no data-sheet ceilings,
+    these come from the table of GPUs.  The same holds for the ceilings at the lowest clock in the records."""
     newest: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
@@ -79,10 +79,10 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """The lowest SM clock at which a record was made, in MHz.  None if no record has a clock.
+    """Returns the lowest SM clock in MHz at which a record was made.  Returns None if no record has a clock.
 
-    A record's clock is the one that the device itself read, else the highest reading of NVML: the lowest may be idle.
-    """
+    A record's clock is the clock that the device itself measured.  Without this value, it is the highest clock that
+    NVML reported, because the lowest reported clock may be of an idle GPU."""
     clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}
@@ -100,8 +100,8 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
     rows = []
     for name in dict.fromkeys(name for values in limits.values() for name in values):
         by_kind = {kind: values[name] for kind, values in limits.items() if name in values}
-        both = "measured" in by_kind and "datasheet" in by_kind and not name.endswith("floor")
-        share = by_kind["measured"][0] / by_kind["datasheet"][0] if both else None
+        comparable = "measured" in by_kind and "datasheet" in by_kind and not name.endswith("floor")
+        share = by_kind["measured"][0] / by_kind["datasheet"][0] if comparable else None
         rows.append(CeilingRow(name, {kind: text for kind, (_, text) in by_kind.items()}, share))
     clock = held_clock_mhz(items) if "at_clock" in newest and newest["at_clock"][1] is None else None
     device = next(iter(newest.values()))[0].device if newest else machine
@@ -111,7 +111,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """By name of a quantity, its value and its text.  Quantities that bound nothing are left out."""
+    """Returns the value and the text of each quantity, by name.  Quantities without a value are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
@@ -122,26 +122,26 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
-    """Returns one reading for each microkernel of the newest run that timed it: its fastest launch shape."""
-    right = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
-    right = [item for item in right if 0 < MachineLimits.amount(item.record)[0] < inf]
+    """Returns the best result of each microkernel from its newest run, with the fastest launch shape."""
+    valid = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
+    valid = [item for item in valid if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
-    for group in grouped(right, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)).values():
+    for group in grouped(valid, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)).values():
         run = [item for item in group if item.record.run_id == group[-1].record.run_id]
         ((limit, record),) = MachineLimits([item.record for item in run]).best().items()
         value, unit = MachineLimits.amount(record)
         text = f"{digits(value * 1e6)} µs" if unit == "s" else f"{si(value)}{unit}"
         name = f"{limit} {record.scheme}" if record.scheme and record.scheme not in limit else limit
-        how = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
-        readings.append(BestMicrokernel(name, text, how, next(item.source for item in run if item.record is record)))
+        method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
+        readings.append(BestMicrokernel(name, text, method, next(item.source for item in run if item.record is record)))
     return readings
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
-    """A roofline for each machine with a point, of the current records that are OK, of each op's largest case."""
-    whole, drawings = grouped(located, lambda item: machine_of(item.record)), []
+    """Returns a roofline figure for each machine with a point: each op's largest case, in current OK records."""
+    by_machine, drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
-        roofs = [ceilings for ceilings, _ in ceilings_for(whole[machine]).values()]
+        roofs = [ceilings for ceilings, _ in ceilings_for(by_machine[machine]).values()]
         timed = [item.record for item in items if latency_ms(item.record) is not None]
         largest = {id(record) for record in largest_cases([item.record for item in items])}
         if records := [record for record in timed if id(record) in largest] if roofs else []:

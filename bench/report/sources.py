@@ -1,7 +1,7 @@
-"""Records, each with its file and line, and the choice of the current record of each key.
+"""Reads records with their file and line, and chooses the newest record of each kernel.
 
 A `Source` traces each number of a report back to its record.  The newest record of each machine, op, kernel, case and
-scheme is current.  This module also says which times of records may be published.
+scheme is the current record.  This module also decides which times of records may be published.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a number: a file and a line."""
+    """Describes the source of a number: a file and a line."""
 
     file: str
     """The path as the caller gave it, or the last two parts of an absolute path."""
@@ -32,13 +32,13 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The end of the run's id, and the line; the label is short enough for a table."""
+        """Returns the end of the run's id and the line number.  The label is short enough for a table."""
         return f"{self.run_id.rsplit('-', 1)[-1][-8:]}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Located:
-    """A record with its source."""
+    """Holds a record with its source."""
 
     record: Record
     source: Source
@@ -50,7 +50,7 @@ class Located:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file that was read."""
+    """Describes a file that was read."""
 
     number: int
     name: str
@@ -59,10 +59,9 @@ class FileInfo:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The given files, and every `*.jsonl` at any depth below the given folders, each file once.
+    """Returns the given files, and every `*.jsonl` file at any depth below the given folders.  Each file occurs once.
 
-    Raises `ValueError` on a path that is neither a file nor a folder, and if there is no file at all.
-    """
+    Raises `ValueError` on a path that is neither a file nor a folder, and if no file was found."""
     files: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -75,10 +74,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Reads all records in files and folders; returns them, oldest first, and the files.  A repeated line counts once.
+    """Reads all records in files and folders.  Returns the records, oldest first, and the files.  A repeated line
+    counts once.
 
-    Raises `ValueError` with file and line if a line is damaged, and if there is no record at all.
-    """
+    Raises `ValueError` on a damaged line, with its file and number, and if there is no record."""
     located: list[Located] = []
     files: list[FileInfo] = []
     known_lines: set[str] = set()
@@ -91,10 +90,10 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
             if text not in known_lines:
                 known_lines.add(text)
                 try:
-                    checked = whole(record)
+                    checked_record = whole(record)
                 except ValueError as error:
                     raise ValueError(f"{path.name}, line {line}: {error}") from error
-                new_items.append(Located(checked, Source(display_name(path), number, line, record.run_id)))
+                new_items.append(Located(checked_record, Source(display_name(path), number, line, record.run_id)))
         runs = tuple(dict.fromkeys(item.record.run_id for item in new_items))
         files.append(FileInfo(number, display_name(path), len(new_items), runs))
         located += new_items
@@ -105,14 +104,14 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
 
 
 def display_name(path: Path) -> str:
-    """`path` as given, or the last two parts of an absolute path, because the rest depends on the machine."""
+    """Returns `path`, or the last two parts of an absolute path, because the rest depends on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
 
 
 def whole(record: Record) -> Record:
     """Returns `record` without its samples, which no report shows.
 
-    Raises `ValueError` if the record's GPU or ceilings lack a value that a page needs, or have one of another type.
+    Raises `ValueError` if a value that a page needs is missing or has the wrong type in the record's GPU or ceilings.
     """
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
@@ -131,18 +130,18 @@ NOT_WRONG = (*FINE, "NOISY")
 
 
 def machine_of(record: Record) -> str:
-    """The key of the machine, with the device if the key does not contain it.  On a CPU also torch's number of threads,
-    if it is not the number of processors: one core has other ceilings than the whole machine."""
+    """Returns the key of the machine.  The device is added if the key does not contain it.  On a CPU, torch's number of
+    threads is added if it differs from the number of processors, because other ceilings apply."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
-    some = (record.device or usual) == "cpu" and threads not in (None, record.environment.get("cores"))
+    names_threads = (record.device or usual) == "cpu" and threads not in (None, record.environment.get("cores"))
     name = key if record.device in (None, usual) else f"{key} ({record.device})"
-    return f"{name}, {threads} thread{'s' if threads != 1 else ''}" if some else name
+    return f"{name}, {threads} thread{'s' if threads != 1 else ''}" if names_threads else name
 
 
 def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
-    """The machine, op, kernel, case and scheme of a record."""
+    """Returns the machine, op, kernel, case and scheme of a record."""
     return (
         machine_of(record),
         record.op or "no op",
@@ -153,7 +152,7 @@ def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
 
 
 def latency_ms(record: Record) -> float | None:
-    """The median in ms, if it may be published: the record is OK, and the clock is fine enough for the time."""
+    """Returns the median time in ms if it may be published: the record is OK, and the time is positive."""
     latency = record.latency_median_ms
     if record.status != "OK" or latency is None or not isfinite(latency) or latency <= 0:
         return None
@@ -161,7 +160,7 @@ def latency_ms(record: Record) -> float | None:
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """The status and reason of a failed record, or of a record with an impossible time.  None for other records."""
+    """Returns status and reason of a record that failed or has an impossible time.  Else returns None."""
     if record.status not in FINE:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
@@ -170,7 +169,7 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Groups items by key.  Keys and items keep the order in which they occur."""
+    """Groups items by key.  The keys, and the items of a key, keep their order."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -178,48 +177,49 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
-    """The last item of each key, in the order in which the keys first occur; `items` are oldest first."""
+    """Returns the last item of each key, in the order of the keys.  `items` must be sorted, oldest first."""
     return list({key(item.record): item for item in items}.values())
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """The bench records that a ladder may show.  A/B readings are left out: half are of another revision, or slowed."""
+    """Returns the bench records for tables, without A/B records: half of them are of another revision, or slowed."""
     return [item for item in located if item.record.stands_alone]
 
 
 def choose(benches: Sequence[Located]) -> list[Located]:
-    """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
+    """Returns the newest bench record of each machine, op, kernel, case and scheme.  A hardware profile is returned
+    only if there is no other record.
 
-    If a run timed several configurations, as a search does, the record of the fastest correct configuration is taken.
-    """
-    chosen = []
-    for whole in grouped(benches, lambda item: kernel_key(item.record)).values():
-        by_kind = grouped(whole, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
+    If a run timed several configurations, as a search does, the record of the fastest correct configuration is
+    returned."""
+    current = []
+    for key_items in grouped(benches, lambda item: kernel_key(item.record)).values():
+        by_kind = grouped(key_items, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
         # A profile gives the traffic of a kernel, not its time: Nsight Compute counts under its own clock.
-        group, profiles = by_kind.get(False, whole), by_kind.get(True, [])
+        group, profiles = by_kind.get(False, key_items), by_kind.get(True, [])
         run = [item for item in group if item.record.run_id == group[-1].record.run_id]
         configs = {str(item.record.config) for item in run}
         timed = [(time, item) for item in run if (time := latency_ms(item.record)) is not None]
         last = min(timed, key=lambda pair: pair[0])[1] if len(configs) > 1 and timed else group[-1]
-        chosen.append(_with_counted(replace(last, configs=len(configs)), profiles))
-    return chosen
+        current.append(_with_counted(replace(last, configs=len(configs)), profiles))
+    return current
 
 
 def _code_of(record: Record) -> tuple[object, ...]:
-    """The values that identify the code: the commit, or else the tree's hash, and the hash of an outside file."""
+    """Returns values that identify the code: commit or else tree hash, and the hash of an outside kernel file."""
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
-    """Returns `chosen` with the traffic that a hardware profile of the same code and config counted, if any."""
+    """Returns `chosen` with the traffic that a profile of the same code and config counted, if there is one."""
     base, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
     if base.dirty or not any(code) or latency is None or base.traffic_basis == "counted":
         return chosen
     for item in reversed(profiles):
-        profile, moved = item.record, item.record.traffic_bytes or 0.0
-        same = not profile.dirty and (_code_of(profile), profile.config) == (code, base.config)
-        if profile.traffic_basis == "counted" and moved > 0 and same:
-            intensity, rate = (base.flops or 0.0) / moved, moved / latency * 1e3
-            counted = replace(base, traffic_bytes=moved, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
+        profile, total = item.record, item.record.traffic_bytes or 0.0
+        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code, base.config)
+        if profile.traffic_basis == "counted" and total > 0 and same_code:
+            intensity, rate = (base.flops or 0.0) / total, total / latency * 1e3
+            counted = replace(base, traffic_bytes=total, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
             return replace(chosen, record=counted, counted=item.source)
     return chosen

@@ -1,4 +1,4 @@
-"""Three tables of a report: A/B verdicts, compiled code, and runs of the engine."""
+"""Makes three tables of a report: A/B verdicts, compiled code, and runs of the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Side B, the record's side, against its baseline, side A.  Effects are ratios minus one: 0.03 is 3% more."""
+    """Compares a kernel (side B) with its baseline (side A).  An effect of 0.03 means that B takes 3% more time."""
 
     machine: str
     name: str
@@ -36,7 +36,7 @@ class ComparisonRow:
 
 
 def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
-    """The newest comparison of each machine, kernel, case, scheme and baseline.  Those that stop a merge come first."""
+    """Returns the newest comparison of each machine, kernel, case and baseline.  Merge-blocking ones come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
@@ -47,26 +47,26 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
         verdict = record.verdict or (record.status if record.status not in FINE else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE
-        where = machine_of(record), name, _baseline(record)
-        rows.append(ComparisonRow(*where, verdict, _why(record), stops, record, facts_of(record), item.source))
+        row_keys = machine_of(record), name, _baseline(record)
+        rows.append(ComparisonRow(*row_keys, verdict, _why(record), stops, record, facts_of(record), item.source))
     return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
 
 
 def _baseline(record: Record) -> str:
-    side = record.baseline or {}
-    commit = side.get("commit")
-    parts = [str(side["kernel"])] if side.get("kernel") else []
+    baseline = record.baseline or {}
+    commit = baseline.get("commit")
+    parts = [str(baseline["kernel"])] if baseline.get("kernel") else []
     if isinstance(commit, str) and (not parts or (record.commit and commit != record.commit)):
-        parts.append(f"at {commit_text(commit, side.get('dirty') is True)}")
-    return " ".join(parts) or str(side.get("label") or "an unnamed side")
+        parts.append(f"at {commit_text(commit, baseline.get('dirty') is True)}")
+    return " ".join(parts) or str(baseline.get("label") or "an unnamed side")
 
 
 def _why(record: Record) -> str:
     effect, *bounds = (record.metrics.get(name) for name in ("effect", "effect_low", "effect_high"))
     if record.reason or effect is None or record.verdict != "SLOWER":
         return record.reason
-    between = " to ".join(percent(bound, signed=True) for bound in bounds if bound is not None)
-    return f"its time is {percent(effect, signed=True)} against its baseline's, bounds {between or 'unknown'}"
+    bounds_text = " to ".join(percent(bound, signed=True) for bound in bounds if bound is not None)
+    return f"its time is {percent(effect, signed=True)} against its baseline's, bounds {bounds_text or 'unknown'}"
 
 
 COMPILED = (
@@ -80,7 +80,7 @@ BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
 
 @dataclass(frozen=True)
 class CompiledRow:
-    """One GPU kernel that a kernel of an op launches, with facts of its compiled code."""
+    """Describes one GPU kernel that an op's kernel launches, with properties of its compiled code."""
 
     record: Record
     failed: bool
@@ -91,7 +91,7 @@ class CompiledRow:
 
 @dataclass(frozen=True)
 class CompiledTable:
-    """The rows of one op, and every column with a value in at least one row."""
+    """Holds the rows of one op.  A column is present if at least one row has a value for it."""
 
     op: str
     columns: tuple[str, ...]
@@ -131,7 +131,7 @@ def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """A run of the engine."""
+    """Describes a run of the engine."""
 
     machine: str
     record: Record
@@ -147,7 +147,7 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """The runs of one kind, and every metric with a value in at least one run."""
+    """Holds the runs of one kind.  A metric has a column if at least one run has a value for it."""
 
     name: str
     columns: tuple[str, ...]
@@ -155,10 +155,10 @@ class EngineTable:
 
 
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
-    """Returns one table for each set of metrics, from the newest record of each machine, run, options and kernels.
+    """Returns one table for each set of metrics.  Its rows are the newest records of each machine, kind of run, options
+    and kernels.
 
-    A run with one token per request has no ITL.  It is in the same table as the other runs.
-    """
+    A run with one token per request has no ITL.  It is in the same table as the other runs."""
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),
@@ -187,5 +187,5 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """The names of a run's metrics, except metrics that a run with one token per request cannot have."""
+    """Returns a run's metric names without ITL and TPOT, which need more than one token per request."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

@@ -1,1 +1,1 @@
-"""Git revisions: trees (`trees.py`), differences of two revisions (`changes.py`), repositories (`repository.py`)."""
+"""Works with git revisions: worktrees (`trees.py`), differences (`changes.py`) and repositories (`repository.py`)."""

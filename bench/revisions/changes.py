@@ -1,4 +1,4 @@
-"""Finds the ops and the kernels' files that a change between two revisions affects."""
+"""Finds the ops and the kernel files that a change between two revisions affects."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ DECIDES = (
 def touched_ops(
     changed: Iterable[str], ops: Sequence[str], users: Mapping[str, Collection[str]] | None = None
 ) -> list[str]:
-    """The members of `ops` that the changed files (paths from the checkout's root) affect, in the order of `ops`.
+    """Returns the members of `ops` that the changed files affect, in the order of `ops`.  `changed` has paths relative
+    to the root of the checkout.
 
-    A file in an op's folder, or the op's reference, affects the op and its `users`.  All ops are affected by any other
-    file of `kernels`, `reference` or `roofline`, by the pinned packages, and by files that can change a reading
-    (`DECIDES`).  Documents, tests, results and the engine affect no op.
-    """
+    A file in an op's folder, or the op's reference, affects this op and the ops that use it (`users`).  All ops are
+    affected by any other file of `kernels`, `reference` or `roofline`, and by the pinned packages.  All ops are also
+    affected by files that can change a measured time (`DECIDES`).  Documents, tests, results and the engine affect no
+    op."""
     touched: set[str] = set()
     for text in changed:
         parts = PurePosixPath(text).parts
         if parts[0] in MEASURED:
             in_folder = parts[0] == "kernels" and len(parts) > 2
-            named = parts[1] if in_folder else PurePosixPath(text).stem
-            unused = in_folder and not named.startswith("_")  # it lies in the folder of an op that neither side has
-            if named in ops and parts[0] != "roofline":
-                touched |= {named, *(users or {}).get(named, ())}
+            name = parts[1] if in_folder else PurePosixPath(text).stem
+            unused = in_folder and not name.startswith("_")  # it lies in the folder of an op that neither side has
+            if name in ops and parts[0] != "roofline":
+                touched |= {name, *(users or {}).get(name, ())}
             elif not unused and not text.endswith((".md", ".txt")) and parts[-1] != "plot.py":
                 return list(ops)
         elif text in SETTINGS or text.startswith(DECIDES):
@@ -50,13 +51,13 @@ def touched_ops(
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
-    """For each op, the ops that use it: their reference or kernels import its files in a tree, also through others."""
+    """Returns, for each op, the ops that use it: their code imports the op's files, directly or indirectly."""
     users_of: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
-                for used in _ops_imported(file, users_of):
-                    users_of[used].add(op)
+                for used_op in _ops_imported(file, users_of):
+                    users_of[used_op].add(op)
     for through in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
             if through in users_of[op]:
@@ -72,21 +73,22 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """The modules that a file imports, also inside functions, because a function imports the timer of its device."""
+    """Yields the imported modules.  Imports inside functions count, because a function imports its timer."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):  # a relative import may have no module
-            named = [node.module] if node.module else []
-            yield from (*named, *(".".join([*named, alias.name]) for alias in node.names))
+            module_names = [node.module] if node.module else []
+            yield from (*module_names, *(".".join([*module_names, alias.name]) for alias in node.names))
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """The members of `files` (kernels' files in the repository `root`) that a change affects, as paths from `root`.
+    """Returns the members of `files` that a change affects.  `files` are kernel files in the repository `root`.  All
+    paths are relative to `root`.
 
-    A kernel's file is affected by changes of Python files that it imports in a tree, also through other files; of other
-    files that git knows beside or below those, except documents and hidden files; and of the pinned packages.
-    """
+    Three kinds of changes affect a kernel file.  The first kind is a change of a Python file that the kernel imports,
+    directly or through other files.  The second kind is a change of another tracked file beside or below the imported
+    files, except documents and hidden files.  The third kind is a change of the pinned packages."""
     touched, files = set[str](), {*files}
     if {*changed} & {*SETTINGS}:
         return files
@@ -95,15 +97,15 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
         data = {name for name in changed if name in tracked and name[0] != "."}
         data = {name for name in data if not name.endswith((".py", ".md", ".rst", ".txt"))}
         for file in files:
-            reached = {place.relative_to(tree) for place in _reached(tree / file, tree, folders)}
-            beside = any(place.parent in Path(name).parents for place in reached for name in data)
-            if beside or {*map(Path, changed)} & reached:
+            reached = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
+            data_changed = any(path.parent in Path(name).parents for path in reached for name in data)
+            if data_changed or {*map(Path, changed)} & reached:
                 touched.add(file)
     return touched
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """`file` and all files of a tree that `file` imports, also inside functions and through other files."""
+    """Returns `file` and all files that it imports, directly or indirectly, also inside functions."""
     reached: set[Path] = set()
     waiting = [file]
     while waiting:
@@ -111,10 +113,10 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
         if file in reached or not file.is_file():
             continue
         reached.add(file)
-        beside = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
+        parents = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
         with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
-                for place in (folder.joinpath(*name.split(".")) for folder in (*folders, *beside)):
-                    packages = (parent / "__init__.py" for parent in (place, *place.parents) if parent != tree)
-                    waiting += [place.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+                for module in (folder.joinpath(*name.split(".")) for folder in (*folders, *parents)):
+                    packages = (parent / "__init__.py" for parent in (module, *module.parents) if parent != tree)
+                    waiting += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
     return reached

@@ -1,6 +1,6 @@
-"""Finds the repository whose revisions are compared: Rooflab's, or another repository that has the kernels.
+"""Finds the repository of the compared revisions: Rooflab's own, or another repository with kernels.
 
-If it is another repository, only its modules differ between the sides, and both sides use the running Rooflab.
+If it is another repository, only its modules differ between the two sides.  Both sides use the running Rooflab.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
-    """The repository of `files`, or without files that of the working directory; None if it is Rooflab's `checkout`.
+    """Returns the repository of `files`.  Without `files`, returns the repository of the working directory, or None if
+    it is Rooflab's own `checkout`.
 
-    Raises `ValueError` if there is no repository.
-    """
+    Raises `ValueError` if there is no repository."""
     roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
     if len(roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
@@ -28,8 +28,8 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
     if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
-        what = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
-        raise ValueError(what or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
+        message = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
+        raise ValueError(message or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
     return root
 
 
@@ -39,12 +39,11 @@ def _top(folder: Path) -> Path | None:
 
 
 def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:
-    """For each tree, the paths of `files` in the tree.  Each tree is a revision of the repository `root`.
+    """Returns, for each worktree, the paths of `files` in it.  Each worktree is a revision of the repository `root`.
 
-    Raises `ValueError` on a file that no tree has.
-    """
-    places = (Path(file).absolute() for file in files)
-    names = [(place.parent.resolve() / place.name).relative_to(root) for place in places]
+    Raises `ValueError` on a file that is in none of the worktrees."""
+    paths = (Path(file).absolute() for file in files)
+    names = [(path.parent.resolve() / path.name).relative_to(root) for path in paths]
     lacking = [str(name) for name in names if not any((tree / name).is_file() for tree in trees)]
     if lacking:
         raise ValueError(f"kernel: expected a file of one of the two revisions, got {lacking[0]!r}")
@@ -52,27 +51,27 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 
 
 def import_roots(root: Path) -> list[Path]:
-    """The folders from which a repository's modules are imported, as paths from its root: the root, `src`, and folders
-    of the repository in Python's path (an editable installation adds such folders)."""
+    """Returns the folders from which the modules of a repository are imported, relative to its root.  These are the
+    root, `src`, and folders of the repository in Python's path (an editable installation adds such folders)."""
     entries = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
     return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in entries if p.is_relative_to(root)))))
 
 
 def import_path(root: Path, tree: Path) -> str:
-    """The PYTHONPATH of a process that imports the repository's modules from `tree`, and not from an installation."""
+    """Returns the PYTHONPATH that imports the repository's modules from `tree`, not from an installation."""
     first = [str(tree / folder) for folder in import_roots(root)]
     return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @cache
 def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """For each kernel id, the kernel's file as a path from `tree`.  With `files`, only kernels that `files` register;
-    without `files`, all kernels whose code is in the tree."""
+    """Returns the file of each kernel, by kernel id, relative to `tree`.  With `files`, returns only the kernels that
+    these files register.  Without `files`, returns all kernels with code in `tree`."""
     if files:
-        there = [file for file in files if file.is_file()]
-        return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
-    every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
-    places, root = {kernel.id: source_of(kernel) for kernel in every}, tree.resolve()
+        existing = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in existing for kernel in registry.load_file(file)}
+    all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
+    paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
     ours = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
-    in_tree = {name: at for name, at in places.items() if at.is_relative_to(root) and not at.is_relative_to(ours)}
-    return {name: str(at.relative_to(root)) for name, at in in_tree.items()}
+    in_tree = {name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(ours)}
+    return {name: str(src.relative_to(root)) for name, src in in_tree.items()}

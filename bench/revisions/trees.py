@@ -1,4 +1,4 @@
-"""Git revisions as sides of an A/B.  Each side has its own worktree, and both sides run in this environment."""
+"""Checks out git revisions for an A/B.  Each side has its own worktree; both use this environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl",
 
 @dataclass(frozen=True)
 class Tree:
-    """A revision that is checked out in a folder."""
+    """Describes a revision that is checked out in a folder."""
 
     label: str
     path: Path
@@ -33,28 +33,28 @@ class Tree:
 
 
 def resolve(root: Path, revision: str, what: str = "revision") -> str:
-    """The commit that `revision` names.  Raises `ValueError` without a commit; the message calls it a `what`."""
+    """Returns the commit that `revision` names.  Raises `ValueError` without one; `what` begins the message."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
         name = root.resolve().name
         shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
-        why = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if shallow else ""
-        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{why}") from None
+        hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if shallow else ""
+        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{hint}") from None
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
-    """The files that differ between the revisions `base` and `head`, as paths from `root`.  Without `head`, those that
-    differ between `base` and the working tree, including files that git does not know."""
+    """Returns the files that differ between the revisions `base` and `head`, relative to `root`.  Without `head`,
+    compares `base` with the working tree, including untracked files."""
     # Renames count as two files: otherwise git would show only the new name, although the old op lacks the file.
-    ends = [base, *([head] if head else [])]
-    names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *ends).split("\0")
+    revisions = [base, *([head] if head else [])]
+    names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *revisions).split("\0")
     untracked = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
     return [name for name in (*names, *untracked) if name]
 
 
 def working_tree(root: Path) -> Tree:
-    """The checkout in its present state, with all uncommitted changes."""
+    """Returns the checkout in its present state, with all uncommitted changes."""
     commit, dirty = git_state(root)
     name = f"{commit[:10]}{' and changes' if dirty else ''}" if commit else "no commit"
     return Tree(f"working tree ({name})", root, commit, dirty)
@@ -82,20 +82,20 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
-    """Raises `ValueError` if this `bench` cannot measure the kernels and specs of `tree`."""
+    """Raises `ValueError` if this version of `bench` cannot measure the kernels and op specifications of `tree`."""
     file = tree / "reference" / "spec.py"
     contract = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     if contract is None or int(contract[1]) != CONTRACT:
-        got = f"contract {contract[1]}" if contract else "none"
+        found_text = f"contract {contract[1]}" if contract else "none"
         raise ValueError(
-            f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {got} in {label}"
+            f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {found_text} in {label}"
         )
 
 
 def pins(tree: Path) -> tuple[str, ...]:
-    """A tree's requirements (dependencies and pins) for the packages that can change a kernel's time."""
+    """Returns the requirements of a worktree (dependencies and pins) for packages that can change a kernel's time."""
     project, constraints = tree / "pyproject.toml", tree / CONSTRAINTS
     declared: dict[str, Any] = tomllib.loads(project.read_text()).get("project", {}) if project.is_file() else {}
-    asked = [*declared.get("dependencies", []), *declared.get("optional-dependencies", {}).get("cuda", [])]
-    asked += constraints.read_text().splitlines() if constraints.is_file() else []
-    return tuple(sorted(line for line in asked if re.sub("_", "-", line.lower()).startswith(TIMED)))
+    requirements = [*declared.get("dependencies", []), *declared.get("optional-dependencies", {}).get("cuda", [])]
+    requirements += constraints.read_text().splitlines() if constraints.is_file() else []
+    return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(TIMED)))

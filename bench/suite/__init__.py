@@ -1,6 +1,7 @@
-"""`rooflab suite`: measures all that is worth measuring on this machine's card in a time budget, most valuable first.
+"""Implements `rooflab suite`, which runs all useful measurements on this machine's GPU within a time budget.  The most
+valuable measurements come first.
 
-`entries.py` defines an entry of the plan, `plan.py` orders the entries, and `runner.py` is the loop over the plan.
-`suite_worker.py` is the process of an entry, `ahead.py` compiles the kernels that later entries launch, and `state.py`
-writes the files of a run's folder.
+`entries.py` defines an entry of the plan: one command in its own process.  `plan.py` orders the entries, and
+`runner.py` runs them.  `suite_worker.py` is the process of an entry.  `ahead.py` compiles the kernels of later entries.
+`state.py` writes the files in a run's folder.
 """

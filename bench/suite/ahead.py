@@ -1,8 +1,9 @@
-"""Compiles kernels of later entries while an earlier entry uses the card: `python -m rooflab.bench.suite.ahead PLAN`.
+"""Compiles kernels of later entries while an earlier entry uses the GPU: `python -m rooflab.bench.suite.ahead PLAN`.
 
-The plan's entries name the kernels that they launch.  Each kernel with code of our own is compiled for each case, in
-processes on half of the cores.  The entries' processes find the code in the compilers' caches on disk.  Without a plan,
-the command compiles the lab's kernels and says how long this takes.  It needs no GPU.
+An entry is one command in the suite's plan, and names the kernels that it launches.  Each of our own compiled kernels
+is compiled for each case, in processes on half of the cores.  The processes of the entries later find the code in the
+compilers' caches on disk.  Without a plan, the command compiles all kernels of the default plan and prints how long
+this takes.  It needs no GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ compiled: set[str] = set()
 
 
 def compilers() -> Pool:
-    """The processes that compile, on half of the cores and at most four; the entry on the card gets the others."""
+    """Returns the compiler processes, at most four and on half of the cores.  The entry on the GPU gets the rest."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
         ITSELF, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -46,7 +47,7 @@ def compilers() -> Pool:
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Compiles the kernels that these entries launch.  Returns a row for each entry that names kernels."""
+    """Compiles the kernels that these entries launch.  Returns a row for each entry with kernels to compile."""
     requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
@@ -58,12 +59,12 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """For one entry, the number of kernels that were new to this process, and the seconds that compiling them took."""
+    """Compiles the kernels of one entry.  Returns the number of new kernels and the seconds of compilation."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    began, before, more, failed = time.monotonic(), len(compiled), 0, dict[str, str]()
+    start_s, num_before, num_microkernels, failures = time.monotonic(), len(compiled), 0, dict[str, str]()
     for launches in request["launches"]:
         if launches.get("microkernels"):
-            more += MachineLimits.compiled()
+            num_microkernels += MachineLimits.compiled()
             continue
         for kernel, case, scheme in launched(launches):
             try:
@@ -72,40 +73,40 @@ def answer(request: Mapping[str, Any]) -> Any:
             except CaseRefused:
                 continue  # the kernel refuses this case
             except FAILURES as error:  # it fails in the entry too, which reports each case
-                failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
-    counts = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
-    return counts | ({"failed": "; ".join(f"{name}: {why}" for name, why in failed.items())} if failed else {})
+                failures.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
+    counts = {"kernels": len(compiled) - num_before + num_microkernels, "seconds": time.monotonic() - start_s}
+    return counts | ({"failed": "; ".join(f"{name}: {fault}" for name, fault in failures.items())} if failures else {})
 
 
 def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
-    """The kernels with code of our own that an entry launches, each with a case and a scheme."""
+    """Returns the compiled kernels of our own that an entry launches, each with a case and a scheme."""
     op = str(launches["op"])
-    spec, named = registry.get_op(op), launches.get("kernels", ())
+    spec, kernel_names = registry.get_op(op), launches.get("kernels", ())
     kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
     texts = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
     cases = [*texts, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
     scheme_name = launches.get("scheme", default_scheme(torch.device("cuda")))
     names = spec.schemes if scheme_name == "all" else [scheme_name if scheme_name in spec.schemes else spec.schemes[0]]
-    chosen = [kernel for kernel in kernels if not named or kernel.name in named]
-    return [(kernel, case, get_scheme(name)) for case in cases for name in names for kernel in chosen]
+    chosen_kernels = [kernel for kernel in kernels if not kernel_names or kernel.name in kernel_names]
+    return [(kernel, case, get_scheme(name)) for case in cases for name in names for kernel in chosen_kernels]
 
 
 def main() -> None:
-    """Prints a row for each entry: its kernels, and the seconds of their compilation.  Exit status 11 if one fails."""
-    began = time.monotonic()
+    """Prints the kernels of each entry and their compile time.  The exit status is 11 if a compilation fails."""
+    start_s = time.monotonic()
     entries = make_plan()
     if sys.argv[1:]:
         path = Path(sys.argv[1])
         entries = read_plan(path)
-        done = state.load(path.parent, [entry.id for entry in entries]).done  # the entries that a resumed run has done
-        entries = [entry for entry in entries if not done(entry.id)]
+        ended = state.load(path.parent, [entry.id for entry in entries]).done  # the entries that a resumed run has done
+        entries = [entry for entry in entries if not ended(entry.id)]
     rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     total = sum(row.get("seconds", 0.0) for row in rows)
-    failed = sum("failed" in row for row in rows)
-    took = time.monotonic() - began
-    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {failed} of {counted(len(rows), 'row')} failed")
-    if failed:
+    num_failed = sum("failed" in row for row in rows)
+    took = time.monotonic() - start_s
+    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {num_failed} of {counted(len(rows), 'row')} failed")
+    if num_failed:
         raise SystemExit(ExitStatus.INCORRECT)
 
 

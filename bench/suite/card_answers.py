@@ -1,4 +1,4 @@
-"""The first entry, `python -m rooflab.bench.suite.card_answers`: machine, software, and whether the card answers."""
+"""Checks that the GPU works, and records machine and software: `python -m rooflab.bench.suite.card_answers`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rooflab.roofline.device import identify
 
 
 def environment(context: Context) -> EntryOutcome:
-    """Writes the machine and its software to the run's `environment.json`, and checks whether the device answers."""
-    now = Environment.now()
-    if context.device == "cuda" and now.gpu is None:
+    """Writes the machine and its software to the run's `environment.json`, and checks that the device works."""
+    machine = Environment.now()
+    if context.device == "cuda" and machine.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
-    write_json(context.run / ENVIRONMENT, now.to_dict() | {"tree": now.tree()})
-    figures: dict[str, Any] = {"python": now.python, "torch": now.torch, "triton": now.triton}
-    if now.gpu is not None:
-        device = identify(now.gpu.name)
-        figures |= {"gpu": now.gpu.name, "driver": now.gpu.driver, "l2_bytes": now.gpu.l2_bytes}
+    write_json(context.run / ENVIRONMENT, machine.to_dict() | {"tree": machine.tree()})
+    figures: dict[str, Any] = {"python": machine.python, "torch": machine.torch, "triton": machine.triton}
+    if machine.gpu is not None:
+        device = identify(machine.gpu.name)
+        figures |= {"gpu": machine.gpu.name, "driver": machine.gpu.driver, "l2_bytes": machine.gpu.l2_bytes}
         figures["l2_bytes in roofline/device.py"] = device.l2_bytes if device else None
     return _answers(context, figures)
 

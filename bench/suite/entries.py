@@ -1,4 +1,4 @@
-"""An entry of the plan, the values that a step gets, and the outcome of an entry.  This module has only data."""
+"""Defines an entry of the suite's plan, the settings of its command, and its outcome.  It has only data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_S = 90.0
 
 @dataclass(frozen=True)
 class Entry:
-    """One command of the plan, which runs in its own process."""
+    """Describes one command of the plan, which runs in its own process."""
 
     id: str
     """The name of the entry: `check:gemm`, `bar:gemm.bf16_large`."""
@@ -58,16 +58,16 @@ class Entry:
 
     @property
     def limit_s(self) -> float:
-        """The seconds after which the entry's process is ended."""
+        """Returns the number of seconds after which the entry's process is ended."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
 
     @property
     def most_s(self) -> float:
-        """The seconds that the entry gets if the budget has as many."""
+        """Returns the number of seconds that the entry gets if enough budget is left."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON values; fields with their default value are left out."""
+        """Returns the entry as JSON values.  Fields with their default value are left out."""
         values = ((item, getattr(self, item.name)) for item in fields(self))
         return {item.name: value for item, value in values if value != item.default}
 
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Context:
-    """The values that a step gets (see `step.py`)."""
+    """Holds the settings that a step of the suite gets (see `step.py`)."""
 
     out: Path
     """The entry's folder, to which records are written."""
@@ -95,18 +95,18 @@ class Context:
 
     @property
     def left_s(self) -> float:
-        """The seconds of the step's time that are left."""
+        """Returns the remaining seconds of the step's time."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property
     def run(self) -> Path:
-        """The folder of the whole run, above the entry's folder."""
+        """Returns the folder of the whole run, which contains the entry's folder."""
         return self.out.parent
 
 
 @dataclass(frozen=True)
 class EntryOutcome:
-    """The result and the status of an entry."""
+    """Holds the status and the results of an entry."""
 
     status: EntryStatus = "DONE"
     reason: str = ""

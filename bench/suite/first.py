@@ -1,7 +1,8 @@
-"""Each kernel's first check on a card, in a process of its own: `python -m rooflab.bench.suite.first gemm rmsnorm`.
+"""Runs each kernel's first check on a GPU in its own process: `python -m rooflab.bench.suite.first gemm rmsnorm`.
 
-A wrong barrier hangs, and an illegal access breaks the CUDA context of a process; neither may disturb another entry.
-Kernels that only call torch count as safe.  So does code that passed before on a card of this kind.
+A kernel with a wrong barrier hangs.  An illegal access breaks the CUDA context of its process.  Neither fault may
+disturb another entry of the suite.  Kernels that only call torch count as safe.  Code that passed before on the same
+kind of GPU also counts as safe.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ kernels with barriers may hang."""
 
 
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
-    """Runs each kernel on one small case that the kernel takes, in its own process with a time limit.
+    """Runs each kernel on one small case that it supports, in its own process with a time limit.
 
-    With `trust`, records of the same code in this folder, from a card of the same name, count too.  A check that cannot
-    be made counts as a failure of its kernel alone.  A kernel for which no time was left is excluded.
+    `trust` is a folder with records.  Its results count too if they are from the same code and a GPU of the same name.
+    If the check itself raises an error, only its kernel fails.  A kernel is excluded if no time was left for its check.
     """
-    device, now = torch.device(context.device), Environment.now()
-    passed, writer = Passed(now), RunWriter(context.out)
+    device, machine = torch.device(context.device), Environment.now()
+    passed, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
         risky = risky[:1]  # each process takes seconds, and all kernels take the same path
     elif trust is not None:
         passed.trust(trust)
-    before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
-    here = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
-    left = [kernel for kernel in here if kernel not in before]
-    tasks = [(kernel, chosen) for kernel in left if (chosen := first_taken(kernel, default_scheme(device)))]
+    passed_before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
+    runnable = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
+    unchecked = [kernel for kernel in runnable if kernel not in passed_before]
+    tasks = [(kernel, chosen) for kernel in unchecked if (chosen := first_taken(kernel, default_scheme(device)))]
 
     check = Checkers(device, limit_s=FIRST_CHECK_S)
 
@@ -58,7 +59,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
 
     excluded: dict[str, str] = {}
     good: list[Kernel] = []
-    late: list[str] = []
+    late_names: list[str] = []
     with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
         making = {pool.submit(attempt, *task): task[0] for task in tasks}
         for future in as_completed(making):
@@ -66,9 +67,9 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
             if error is not None:  # any error: it must not end the checks of the other kernels
                 excluded[kernel.id] = f"{type(error).__name__}: {error}"
             elif (result := future.result()) is None:
-                late.append(kernel.id)
+                late_names.append(kernel.id)
             else:
-                record = result.record(kernel, writer.run_id, now)
+                record = result.record(kernel, writer.run_id, machine)
                 code = {CODE: passed.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code}))
                 if result.status == "OK":
@@ -78,11 +79,11 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     if not context.dry_run:
         passed.keep({kernel.id: passed.code(kernel) for kernel in good})
     faults = [f"{name}: {text}" for name, text in excluded.items()]
-    figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
-    figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
-    excluded |= dict.fromkeys(late, "no time was left for its first check")
-    reason = "; ".join(faults + [f"no time for {name}" for name in late])
-    return EntryOutcome("PARTIAL" if late else "DONE", reason, figures=figures, excluded=excluded)
+    figures = {"right": len(good) + len(passed_before), "right before": len(passed_before), "excluded": len(excluded)}
+    figures["not here"] = len(risky) - len(good) - len(passed_before) - len(excluded) - len(late_names)
+    excluded |= dict.fromkeys(late_names, "no time was left for its first check")
+    reason = "; ".join(faults + [f"no time for {name}" for name in late_names])
+    return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Remembers which kernels' code has passed its first check on this kind of machine: later runs need not check it."""
+"""Remembers which kernels passed their first check on this kind of machine.  Later runs do not repeat these checks."""
 
 from __future__ import annotations
 
@@ -24,40 +24,38 @@ SHARED = Path(inspect.getfile(Kernel)).parent
 
 
 class Passed:
-    """The kernels' code that has passed its first check on this kind of machine; a file in the cache remembers it.
+    """Remembers, in a file in the cache, which kernel code passed its first check on this kind of machine.
 
-    The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.
-    """
+    The code of a kernel is its folder, the files that all kernels share, and the versions of torch and Triton."""
 
     def __init__(self, environment: Environment, folder: Path | None = None):
         self._environment = environment
         self._path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
 
     def code(self, kernel: Kernel) -> str:
-        """A hash of the kernel's present code and its compilers."""
+        """Returns a text that identifies the kernel's present code: a hash, and the versions of torch and Triton."""
         return f"{_code_of(kernel)} torch {self._environment.torch} triton {self._environment.triton}"
 
     def holds(self, kernel: Kernel) -> bool:
-        """Whether the present code of the kernel has passed."""
+        """Returns whether the kernel's present code has passed its first check."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> None:
-        """Takes results of first checks on a card of this name from the records in `folder`.
+        """Reads results of first checks from the records in `folder`.  Only records from a GPU of the same name count.
 
-        Code that a record in the folder calls wrong is not taken.
-        """
+        Code is not accepted if any record in the folder says that it is wrong."""
         gpu = self._environment.gpu
-        now = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
+        present_codes = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}
         for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment
             card = (environment.get("gpu") or {}).get("name")
-            if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
+            if gpu and card == gpu.name and environment.get(CODE) == present_codes.get(name, ""):
                 statuses_of.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
-        self.keep({name: now[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
+        self.keep({name: present_codes[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
-        """Stores code that has passed; `codes` has a kernel's id and the hash of its code."""
+        """Stores code that has passed.  `codes` has the text that identifies the code of each kernel, by kernel id."""
         write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
 
     def _remembered(self) -> dict[str, str]:
@@ -69,17 +67,18 @@ class Passed:
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
-    """The names of kernels whose first check on this kind of GPU, also on adversarial inputs, was right in `scheme`."""
+    """Returns the names of kernels that passed the first check, with adversarial inputs, on this kind of GPU."""
     if device.type != "cuda":
         return frozenset()
     passed, default = Passed(Environment.now(device.index or 0)), default_scheme(device)
-    chosen = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
-    return frozenset(kernel.name for kernel, first in chosen if first is not None and first[1].name == scheme)
+    first_cases = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
+    return frozenset(kernel.name for kernel, first in first_cases if first is not None and first[1].name == scheme)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, and the scheme.  Smoke and edge cases come before model cases.  The scheme is
-    `default` if the kernel takes it.  Returns None if the kernel takes no case."""
+    """Returns the first case (input shape) that a kernel supports, and its scheme (dtypes).  Smoke and edge cases come
+    before model cases.  The scheme is `default` if the kernel supports it.  Returns None if the kernel supports no
+    case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
@@ -89,12 +88,12 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 
 def _code_of(kernel: Kernel) -> str:
-    """The SHA-256 of the files that the kernel may import or read.  One of these files holds its configs."""
+    """Returns the SHA-256 of all files that the kernel may import or read, including its configs."""
     folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
-    beside = folder.glob("*" if folder.parent == SHARED else "*.py")
+    kernel_files = folder.glob("*" if folder.parent == SHARED else "*.py")
     digest = hashlib.sha256()
-    for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):
+    for file in (*sorted(kernel_files), *sorted(SHARED.glob("*.py"))):
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()

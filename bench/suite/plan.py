@@ -1,7 +1,7 @@
-"""The plan: every entry, in order of value.  This module has only data and runs nothing.
+"""Defines the suite's plan: every entry, ordered by its value.  This module contains only data and runs nothing.
 
-The lab's own entries are here.  Files with more entries, such as `results/targets/plan.json`, are lists of entries as
-JSON.  In such a file `{here}` stands for the file's folder.
+Rooflab's own entries are here.  Files with more entries, such as `results/targets/plan.json`, are JSON lists of
+entries. In such a file `{here}` stands for the file's folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.kernels import registry
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 SELF_TEST_ROUND_S = 60.0
 """The seconds for each of the two rounds of the A/B's self-test: one with identical code, one with slowed code."""
-BESIDE = {
+FAMILY_OPS = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
     "memory-bound": (
         *("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"),
@@ -53,30 +53,30 @@ START_S = 8.0
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """Returns the entries in order, most valuable first.  Prerequisites come before the entries that need them.
+    """Returns the entries in order, the most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` hold more entries.  `only` has ops, families, entries, or the word that begins an entry's id.  A family such
-    as `attention` is every op with that word in its name, and the family's ops in `BESIDE`.  With `only`, entries about
-    the card alone are left out unless a chosen entry needs them.  `trust` goes to the first checks.  Raises
-    `ValueError` if a name in `only` matches nothing, a file is no list of entries, or two entries have one folder.
-    """
+    `files` hold more entries.  `only` selects entries by an op, a family of ops, an entry's id, or the first word of an
+    id. A family such as `attention` contains every op with that word in its name, and the family's ops in `FAMILY_OPS`.
+    With `only`, entries about the GPU alone are left out unless a selected entry needs them.  The first checks get
+    `trust`. Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of entries, or
+    two entries have the same folder."""
     ops = list(registry.ops())
-    every = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
-    every += [entry for file in files for entry in read_plan(file)]
-    by_id = {entry.id: entry for entry in every}
-    folders = Counter(folder_of(Path(), entry.id).name for entry in every)
+    all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
+    all_entries += [entry for file in files for entry in read_plan(file)]
+    by_id = {entry.id: entry for entry in all_entries}
+    folders = Counter(folder_of(Path(), entry.id).name for entry in all_entries)
     if twice := [name for name, count in folders.items() if count > 1]:
         raise ValueError(f"plan: expected each entry once, got {twice[0]} {folders[twice[0]]} times")
-    chosen = set(by_id)
+    chosen_ids = set(by_id)
     if only:
-        named = {entry_id for name in only for entry_id in _named(name, every)}
-        chosen = named | {before for entry_id in named for before in _before(entry_id, by_id)}
-        if any(by_id[name].launches for name in chosen):
-            chosen.add("ahead")
-        if "first" not in named:  # only the chosen ops
-            about = sorted({op for name in named for op in (*by_id[name].ops, *by_id[name].checks)})
-            by_id |= {entry.id: entry for entry in card_entries(about, trust)}
-    return _ordered([by_id[name] for name in by_id if name in chosen])
+        named_ids = {entry_id for name in only for entry_id in _named(name, all_entries)}
+        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, by_id)}
+        if any(by_id[name].launches for name in chosen_ids):
+            chosen_ids.add("ahead")
+        if "first" not in named_ids:  # only the chosen ops
+            named_ops = sorted({op for name in named_ids for op in (*by_id[name].ops, *by_id[name].checks)})
+            by_id |= {entry.id: entry for entry in card_entries(named_ops, trust)}
+    return _ordered([by_id[name] for name in by_id if name in chosen_ids])
 
 
 def read_plan(path: Path) -> list[Entry]:
@@ -92,56 +92,56 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     by_op = {
         entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
-    exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
-    if not by_op | exact:
+    by_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
+    if not by_op | by_name:
         words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
-        families = sorted(words | {*BESIDE})
+        families = sorted(words | {*FAMILY_OPS})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
-    return by_op | exact
+    return by_op | by_name
 
 
 def _word(entry_id: str) -> str:
-    """The middle word of an id: `engine` of `engine:qwen3-0.6b` and of `bar:engine.llama-3.1-8b`."""
+    """Returns the main word of an id.  It is `engine` for `engine:qwen3-0.6b` and for `bar:engine.llama-3.1-8b`."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
 def is_of(op: str, family: str) -> bool:
-    """Whether `family` is the op's own name, or a family that the op belongs to."""
-    return family == op or family in op.split("_") or op in BESIDE.get(family, ())
+    """Returns whether `family` is the op's own name, or a family that contains the op."""
+    return family == op or family in op.split("_") or op in FAMILY_OPS.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """All entries that must run before an entry, and all entries that must run before those."""
-    before: set[str] = set()
+    """Returns all entries that must run before an entry.  The prerequisites of these entries are included."""
+    prerequisites: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
-        before |= {name} | _before(name, by_id)
-    return before
+        prerequisites |= {name} | _before(name, by_id)
+    return prerequisites
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
-    """Orders by value.  The prerequisites of an entry have at least the entry's value."""
+    """Sorts the entries by value.  A prerequisite gets at least the value of the entries that need it."""
     by_id = {entry.id: entry for entry in entries}
     worth = {entry.id: entry.value for entry in entries}
     for entry in entries:
         for name in _before(entry.id, by_id) & worth.keys():
             worth[name] = max(worth[name], entry.value)
-    ordered: dict[str, Entry] = {}
+    entry_by_id: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
         for name in (*entry.needs, *entry.after):
-            if name in by_id and name not in ordered:
+            if name in by_id and name not in entry_by_id:
                 place(by_id[name])
-        ordered.setdefault(entry.id, entry)
+        entry_by_id.setdefault(entry.id, entry)
 
     for entry in sorted(entries, key=lambda entry: -worth[entry.id]):
         place(entry)
-    return list(ordered.values())
+    return list(entry_by_id.values())
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
-    """The entries about the card, the entry that compiles ahead, and the first checks of the kernels of `ops`."""
+    """Returns the entries about the GPU, the compilation in advance, and the first checks of the ops' kernels."""
     # Calls of torch itself neither hang nor write out of bounds.
     safe = registry.CPU_BACKENDS
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe]
@@ -166,7 +166,7 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
 
 
 def latency_entries() -> list[Entry]:
-    """The entries for a model with random weights: its steps op by op, and the effects of kernels and settings."""
+    """Returns entries that measure a model with random weights: each op of a step, other kernels and settings."""
     return [
         Entry(f"latency:{name}", title, (*LAB, *words, *MODEL), START_S + cost, 48.0, checks=tuple(FIRST_ON_CUDA))
         for name, title, words, cost in LATENCY
@@ -174,22 +174,22 @@ def latency_entries() -> list[Entry]:
 
 
 def op_entries(op: str) -> list[Entry]:
-    """The entries for the checks, times and configs of one op."""
+    """Returns the entries that check one op, measure its times, and tune its configs."""
     kernels = list(registry.kernels(op).values())
     spec = registry.get_op(op)
     checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
     times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
-    rest = ("--out", "{out}", "--seed", "{seed}")
-    going_on = ("--seconds", "{seconds}", "--resume", *rest)
+    run_options = ("--out", "{out}", "--seed", "{seed}")
+    going_on = ("--seconds", "{seconds}", "--resume", *run_options)
     suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
-    small = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *rest)
+    small = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
     one_of_each = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
-    some = tuple(word for name in one_of_each for word in ("--kernel", name))
+    kernel_options = tuple(word for name in one_of_each for word in ("--kernel", name))
     entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
               (*LAB, "check", op, "--suite", "smoke", "--suite", "edge", *going_on), START_S + 0.15 * checks, 72.0,
-              (*LAB, "check", op, *some, "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
+              (*LAB, "check", op, *kernel_options, "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
                "--by", "interpreter", *small),
               ops=(op,), launches=({"op": op, "suites": ["smoke", "edge"], "scheme": "all"},)),
         Entry(f"bench:{op}", f"every kernel of {op} on models' shapes",
@@ -202,10 +202,10 @@ def op_entries(op: str) -> list[Entry]:
             Entry(
                 f"tune:{op}",
                 f"configs of {op}'s kernels searched",
-                (*LAB, "tune", op, "--budget", "{seconds}", *rest),
+                (*LAB, "tune", op, "--budget", "{seconds}", *run_options),
                 90.0,
                 30.0,
-                (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *rest),
+                (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *run_options),
                 after=("ceilings", f"bench:{op}"),
                 ops=(op,),
                 searches=True,

@@ -1,4 +1,4 @@
-"""The loop over the plan: runs each command in its own process while the budget lasts, and saves each result."""
+"""Runs the suite's plan: each command in its own process, until the budget ends.  Each result is saved immediately."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """The options of a run of the suite."""
+    """Holds the options of a suite run."""
 
     out: Path
     budget_s: float
@@ -55,9 +55,8 @@ def run_suite(
 ) -> Progress:
     """Runs `plan` within the budget and returns the final state.
 
-    Raises `ValueError` if the folder holds another run and `resume` is not set, if it holds a run of another kind of
-    machine, and if the budget is not positive.
-    """
+    Raises `ValueError` if the folder holds another run and `resume` is not set.  Also raises `ValueError` if the folder
+    holds a run of another kind of machine, or if the budget is not positive."""
     if not settings.budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {settings.budget_s}")
     if (settings.out / state.PLAN).is_file() and not settings.resume:
@@ -86,9 +85,9 @@ class _SuiteRun:
         self.log = settings.out / "suite.log"
         self.before = state.environment_in(settings.out)
         self.progress = state.load(settings.out, [entry.id for entry in plan])
-        left = [entry for entry in plan if not self.progress.done(entry.id)]
+        remaining = [entry for entry in plan if not self.progress.done(entry.id)]
         if self.before:
-            note(f"going on: {len(plan) - len(left)} of {len(plan)} done")
+            note(f"going on: {len(plan) - len(remaining)} of {len(plan)} done")
         write_json(settings.out / state.PLAN, [entry.to_json() for entry in plan])
         self._exclude()
 
@@ -110,24 +109,24 @@ class _SuiteRun:
         self._summarize()
 
     def _summarize(self) -> None:
-        """Writes the summary after each entry, because a run may be killed at any time."""
+        """Writes the summary of the run.  This is done after each entry, because a run may be killed at any time."""
         settings, titles = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Refuses to resume on another kind of machine.  On another card of the same kind, the card's entries rerun."""
-        now = state.environment_in(self.settings.out)
-        if not self.before or not now:
+        """Refuses to resume on another kind of machine.  On another GPU of the same kind, its own entries run again."""
+        environment = state.environment_in(self.settings.out)
+        if not self.before or not environment:
             return
         for name, word in (("machine_key", "machine"), ("tree", "source")):
-            if self.before.get(name) != now.get(name):
-                text = f"the {word} was {self.before.get(name)} and is {now.get(name)}"
+            if self.before.get(name) != environment.get(name):
+                text = f"the {word} was {self.before.get(name)} and is {environment.get(name)}"
                 if name == "machine_key":
                     write_json(self.settings.out / state.ENVIRONMENT, self.before)
                     raise ValueError(f"out: expected a run of this machine, but {text}; take another folder")
                 self.note(f"{text}: what is done stays, and its records name their commit")
-        if (self.before.get("gpu") or {}).get("uuid") != (now.get("gpu") or {}).get("uuid"):
+        if (self.before.get("gpu") or {}).get("uuid") != (environment.get("gpu") or {}).get("uuid"):
             for entry in self.plan:
                 if entry.of_card and entry.id in self.progress.outcomes:
                     del self.progress.outcomes[entry.id]
@@ -144,16 +143,16 @@ class _SuiteRun:
             self.note(f"{entry.id}: {outcome.reason}")
 
     def _exclude(self) -> None:
-        """Tells all processes which kernels they must no longer run."""
+        """Writes the file that tells all processes which kernels they must not run any more."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """The outcome of an entry that is not run: an entry that it needs is not done, or too little budget is left."""
+        """Returns an outcome if the entry cannot run: a prerequisite is not done, or the budget is too small."""
         outcomes = self.progress.outcomes
-        here = {other.id for other in self.plan}
+        plan_ids = {planned.id for planned in self.plan}
         for name in entry.needs:
             status = outcomes[name].status if name in outcomes else "not done"
-            if name in here and status not in ("DONE", "PARTIAL"):
+            if name in plan_ids and status not in ("DONE", "PARTIAL"):
                 return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
         left, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
         if left >= LEAST_SHARE * cost_s:
@@ -163,30 +162,30 @@ class _SuiteRun:
         return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
 
     def _one(self, entry: Entry) -> EntryOutcome:
-        """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a new process does the rest."""
+        """Runs one entry.  If a kernel breaks the process, a new process continues without this kernel."""
         if self.settings.dry_run and not entry.dry:
             return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
             return self._start_beside(entry)
-        began, lost = self.clock(), dict[str, str]()
-        self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=lost))
+        start_s, excluded = self.clock(), dict[str, str]()
+        self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
         for _ in range(ATTEMPTS):
             outcome, blamed = self._attempt(entry)
             if not blamed:
                 break
-            lost[blamed] = f"{entry.id}: {outcome.reason}"
+            excluded[blamed] = f"{entry.id}: {outcome.reason}"
             self.note(f"{entry.id}: goes on without {blamed}: {outcome.reason}")
-            self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=lost))
+            self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
             if self.progress.stopped:
                 break
             if self.clock() >= self.ends:
                 outcome = EntryOutcome("NOT_REACHED", f"no time was left without {blamed}")
                 break
-        seconds = round(self.clock() - began, 2)
-        return replace(outcome, excluded=lost | dict(outcome.excluded), seconds=seconds)
+        seconds = round(self.clock() - start_s, 2)
+        return replace(outcome, excluded=excluded | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
-        """Starts an entry and does not wait for it.  The entry ends by itself, or when the run ends."""
+        """Starts an entry and does not wait for its end.  It ends by itself or at the end of the suite run."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
             return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
@@ -198,11 +197,10 @@ class _SuiteRun:
     def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
         """Runs an entry in one process.  Returns the outcome, and the kernel that broke the process, or "".
 
-        After a process that had to be ended, it checks whether the device still answers.
-        """
-        settings, left = self.settings, self.ends - self.clock()
-        own_limit = DRY_LIMIT_S if settings.dry_run else entry.limit_s
-        seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, left)
+        If the process had to be ended, this method also checks whether the device still answers."""
+        settings, remaining_s = self.settings, self.ends - self.clock()
+        entry_limit_s = DRY_LIMIT_S if settings.dry_run else entry.limit_s
+        seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, remaining_s)
         folder = folder_of(settings.out, entry.id)
         (folder / FILE).unlink(missing_ok=True)
         self._note_path().unlink(missing_ok=True)
@@ -210,16 +208,16 @@ class _SuiteRun:
         process = self._next()
         try:
             request = self._request(words, entry.id, seconds)
-            status = process.ask(request, min(own_limit, left), self._hangs)["status"]
+            status = process.ask(request, min(entry_limit_s, remaining_s), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
-            at = Running.read(self._note_path())
-            blamed = len(at.kernels) == 1 and (failed.limit_s is None or self._hangs())
-            if left < own_limit and self.clock() >= self.ends and not blamed:
+            running = Running.read(self._note_path())
+            blamed = len(running.kernels) == 1 and (failed.limit_s is None or self._hangs())
+            if remaining_s < entry_limit_s and self.clock() >= self.ends and not blamed:
                 return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
-            return EntryOutcome("FAILED", _during(at, _why(failed))), at.kernels[0] if blamed else ""
-        at = Running.read(self._note_path())
+            return EntryOutcome("FAILED", _during(running, _why(failed))), running.kernels[0] if blamed else ""
+        running = Running.read(self._note_path())
         try:
             self._release(process)
         except ChildFailed as stuck:  # the answer counts, but the process holds the device
@@ -227,33 +225,33 @@ class _SuiteRun:
             self._probe()
         if status == ExitStatus.BROKEN:
             self._probe()
-            why = _during(at, "it broke the CUDA context")
-            return EntryOutcome("FAILED", why), at.kernels[0] if len(at.kernels) == 1 else ""
+            reason = _during(running, "it broke the CUDA context")
+            return EntryOutcome("FAILED", reason), running.kernels[0] if len(running.kernels) == 1 else ""
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """The outcome that a step wrote, or else an outcome made from a command's exit status and records."""
+        """Returns the outcome that the step wrote, or else makes one from the exit status and the records."""
         outcome = read_outcome(folder / FILE)
-        wrong, statuses = state.wrong_in(folder)
+        failures, statuses = state.wrong_in(folder)
         if outcome is None:
             word = WORDS.get(status, "FAILED")
             figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
             said = self.log.read_text(errors="replace").strip().splitlines()[-1:] if word != "DONE" else []
-            reason = "; ".join([*wrong.values()][:5] or said)[-500:]
+            reason = "; ".join([*failures.values()][:5] or said)[-500:]
             outcome = EntryOutcome(word, reason, figures=figures)  # type: ignore[arg-type]
         all_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
-        lost = {} if entry.searches else wrong
-        return replace(outcome, figures=all_figures, excluded=lost | dict(outcome.excluded))
+        excluded = {} if entry.searches else failures
+        return replace(outcome, figures=all_figures, excluded=excluded | dict(outcome.excluded))
 
     def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
         settings = self.settings
         folder = folder_of(settings.out, entry_id)
         folder.mkdir(parents=True, exist_ok=True)
-        places = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
-        places["{seed}"] = str(settings.seed)
+        value_by_field = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
+        value_by_field["{seed}"] = str(settings.seed)
         arguments = list(words)
-        for place, value in places.items():
-            arguments = [word.replace(place, value) for word in arguments]
+        for field, value in value_by_field.items():
+            arguments = [word.replace(field, value) for word in arguments]
         environment = Running.variable(self._note_path()) | {"ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
         return {"words": arguments, "environment": environment}
 
@@ -269,13 +267,13 @@ class _SuiteRun:
         return Child(*IMPORTS, WORKER, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Whether one kernel, alone, has run for longer than any kernel may.  On a busy CPU all kernels may be slow."""
-        at = Running.read(self._note_path())
+        """Returns whether a single kernel runs too long.  Several kernels may all be slow on a busy CPU."""
+        running = Running.read(self._note_path())
         most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
-        return len(at.kernels) == 1 and time.time() - at.began > most_s
+        return len(running.kernels) == 1 and time.time() - running.began > most_s
 
     def _next(self) -> Child:
-        """Returns a process for the next entry.  On a GPU it is a new one, and the process after it already starts."""
+        """Returns a process for the next entry.  On a GPU it is new, and one more process starts in advance."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -283,26 +281,26 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """On a GPU ends a process together with its entry; on a CPU, without CUDA context, it serves the next entry."""
+        """Ends the process of an entry on a GPU.  On a CPU without CUDA context, the next entry reuses it."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Stops the run if the device no longer answers, because each later entry would wait until its limit."""
+        """Stops the run if the device no longer answers, because later entries would wait until their limits."""
         if self.settings.dry_run:
             return
-        probe, why = self._process(), ""
+        probe, reason = self._process(), ""
         try:
             request = self._request(step_words(PROBE), "environment", PROBE_S)
             status = probe.ask(request, PROBE_S)["status"]
             outcome = read_outcome(folder_of(self.settings.out, "environment") / FILE)
-            why = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
+            reason = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
             probe.stop()
         except ChildFailed as failed:
-            why = _why(failed)
-        if why:
-            self.progress.stopped = f"the device no longer answers: {why}"
+            reason = _why(failed)
+        if reason:
+            self.progress.stopped = f"the device no longer answers: {reason}"
             self.note(self.progress.stopped)
 
     def end(self) -> None:
@@ -316,7 +314,7 @@ class _SuiteRun:
 
 
 def _during(at: Running, why: str) -> str:
-    """The reason why a process ended early, with the kernels that ran in it."""
+    """Returns the reason why a process ended early, with the kernels that it was running."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 

@@ -1,6 +1,6 @@
-"""A run's folder: the folder of each entry with its result, and the summary of all results.
+"""Reads and writes the folder of a suite run: one folder with a result for each entry, and a summary of all results.
 
-The results are the whole state of a run.  An entry whose folder holds a final result is not run again.
+These results are the whole state of a run.  An entry with a final result in its folder is not run again.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ a case, the kernel may still be right."""
 
 
 def folder_of(run: Path, entry_id: str) -> Path:
-    """The folder of an entry."""
+    """Returns the folder of an entry."""
     return run / entry_id.replace(":", "-")
 
 
 @dataclass
 class Progress:
-    """The state of a run: by entry, the result so far."""
+    """Holds the state of a suite run: the results of the entries so far."""
 
     outcomes: dict[str, EntryOutcome] = field(default_factory=dict)
     stopped: str = ""
     """Why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
-        """Whether a resumed run does not repeat the entry.  An entry that was ended for time is begun again."""
+        """Returns whether a resumed run can skip the entry.  An entry that was ended at its time limit runs again."""
         outcome = self.outcomes.get(entry_id)
         return outcome is not None and outcome.status in FINAL and not outcome.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
-        """The kernels that later entries must not use; each with the reason."""
+        """Returns the kernels that later entries must not use, each with the reason."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
-    """Reads the results of a plan's entries in a run's folder.  Raises `ValueError` on a file without a result."""
+    """Reads the results of a plan's entries from a run's folder.  Raises `ValueError` on an invalid file."""
     outcomes = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
     return Progress({entry_id: outcome for entry_id, outcome in outcomes.items() if outcome is not None})
 
@@ -58,8 +58,8 @@ def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
-    """The kernels that records in a folder call wrong, each with its first failure, and the number of each status."""
-    wrong: dict[str, str] = {}
+    """Returns the kernels with failures in a folder's records, with the first failure, and counts by status."""
+    failures: dict[str, str] = {}
     statuses = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
@@ -68,19 +68,19 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
                 statuses[record["status"]] += 1
                 if record.get("kernel") and record["status"] not in NO_FAULT:
                     name = f"{record['op']}/{record['kernel']}"
-                    where = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
-                    wrong.setdefault(name, f"{name} {where}")
-    return wrong, statuses
+                    failure_text = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
+                    failures.setdefault(name, f"{name} {failure_text}")
+    return failures, statuses
 
 
 def environment_in(run: Path) -> dict[str, Any]:
-    """The machine of a run.  Empty if the run ended before the machine was recorded."""
+    """Returns the environment (machine and software) of a run.  It is empty if the run ended before it was written."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of the run in a folder; the run may have been killed.  Raises `ValueError` if there is no run."""
+    """Reads the summary in a run's folder, also of a killed run.  Raises `ValueError` if there is no run."""
     path = run / SUMMARY
     if not path.is_file():
         raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
@@ -88,7 +88,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Writes the summary of a run: counts, a row for each entry and a row for each bar (a target)."""
+    """Writes the summary of a run: counts, a row for each entry, and a row for each performance target."""
     rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
     bars = [
         {
@@ -138,11 +138,11 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """The figures in one line: numbers with three digits, texts unchanged."""
+    """Formats the result numbers of an entry in one line.  Numbers have three digits, and texts are unchanged."""
     filled = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
     return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in filled.items())
 
 
 def what(row: Mapping[str, Any]) -> str:
-    """The result of a row: why its entry is not done, and the figures."""
+    """Returns a text with the result of an entry: why it is not done, and its numbers."""
     return "; ".join(filter(None, (" ".join(row["reason"].split()), figures_text(row["figures"]))))

@@ -1,7 +1,7 @@
-"""A step of the suite as a command: `end` runs the step's function and writes the outcome to the step's folder.
+"""Runs a step of the suite as a command: `end` calls the step's function and writes the outcome to the step's folder.
 
-The runner expects of an entry only a command that ends with a status.  An entry writes all other results to
-`outcome.json`.  A step that lacked time ends with 12.  A step that a broken CUDA context ended ends with 14.
+The runner requires only that the command ends with an exit status.  All other results are in `outcome.json`.  The
+status is 12 if the step had too little time, and 14 if a broken CUDA context ended it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Returns a parser of the options that every step gets."""
+    """Returns a command-line parser with the options that every step gets."""
     options = argparse.ArgumentParser(description=about)
     options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
     options.add_argument("--seconds", type=float, default=60.0)
@@ -34,7 +34,7 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 
 def context_of(options: argparse.Namespace) -> Context:
-    """The context that the command's options describe."""
+    """Returns the context (folder, device, time and seed) that the command's options describe."""
     options.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if options.dry_run else "cuda"
     return Context(options.out, device, options.dry_run, options.seconds, options.seed)
@@ -53,7 +53,7 @@ def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoRetu
 
 
 def read_outcome(path: Path) -> EntryOutcome | None:
-    """The outcome in a file.  None if there is no file.  Raises `ValueError` if the file has no outcome."""
+    """Reads an outcome from a file.  Returns None without a file.  Raises `ValueError` on an invalid file."""
     try:
         return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
     except (TypeError, ValueError) as error:
@@ -61,10 +61,10 @@ def read_outcome(path: Path) -> EntryOutcome | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON, atomically.  Numbers that JSON cannot hold become texts."""
+    """Writes a value as JSON, atomically.  Numbers that JSON does not support are written as texts."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def step_words(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """All arguments of a step: `words`, and the options that every step gets."""
+    """Returns the whole list of arguments of a step: `words`, and the options that every step gets."""
     return (*words, *TOLD, *(["--dry-run"] if dry else []))

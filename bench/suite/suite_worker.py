@@ -1,6 +1,6 @@
-"""The process of an entry: it starts before it is needed, and then gets a command line of Python.
+"""Runs one entry of the suite in a process that starts early and then waits for a Python command line.
 
-Its imports take seconds, so it starts while another entry runs.  On a GPU the process serves one command and ends, so
+Its imports take seconds, so it starts while another entry runs.  On a GPU each process runs one command and ends, so
 that a broken CUDA context ends with the process.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Runs a command in this process; returns its exit status.  An exception of the command ends the process."""
+    """Runs a command in this process and returns its exit status.  An exception in the command ends the process."""
     os.environ.update(request["environment"])
-    before, path = sys.argv, list(sys.path)
+    old_argv, path = sys.argv, list(sys.path)
     first, *words = request["words"]
     try:
         if first == "-m":
@@ -33,5 +33,5 @@ def answer(request: Mapping[str, Any]) -> Any:
             print(ended.code, file=sys.stderr)
         return {"status": ended.code if isinstance(ended.code, int) else int(ended.code is not None)}
     finally:
-        sys.argv, sys.path[:] = before, path
+        sys.argv, sys.path[:] = old_argv, path
     return {"status": 0}

@@ -1,1 +1,1 @@
-"""Searches a kernel's configs (`tune.py`), and writes the fastest kernel of each bucket to a file (`choose.py`)."""
+"""Searches a kernel's configs (`tune.py`), and finds the fastest kernel for each number of rows (`choose.py`)."""

@@ -1,4 +1,4 @@
-"""Tunes one bucket of rows: searches its kernels' configs, then checks and times the best configs and all kernels."""
+"""Tunes kernels for one range of row numbers (a bucket): searches configs, then checks and times the best."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ QUICK_S, QUICK_SAMPLES = 0.01, 5
 
 
 def config_name(config: Any) -> str:
-    """A config as one line of text, such as `block_m=64,num_warps=4`."""
+    """Returns a config as one line of text, such as `block_m=64,num_warps=4`."""
     return ",".join(f"{name}={value}" for name, value in asdict(config).items())
 
 
 class DeviceTimes:
-    """Times the configs of one kernel interleaved, on each of the given cases.  The inputs of a case are made once."""
+    """Times the configs of one kernel interleaved, on each given case.  A case's inputs are made only once."""
 
     def __init__(
         self, kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme, device: torch.device, seed: int
@@ -54,7 +54,7 @@ class DeviceTimes:
         self._inputs = [Rotation.copies(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-        """By config, its median seconds on each case, or the reason for its failure."""
+        """Returns, for each config, its median seconds on each case, or the reason why it failed."""
         times: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
         for inputs in self._inputs:
             ready = {}
@@ -78,16 +78,17 @@ class DeviceTimes:
                 timer=self._timer,
             )
             for config in configs:
-                before = times[config]
-                if not isinstance(before, str):
-                    times[config] = (*before, samples[config_name(config)].median_s)
+                earlier_times = times[config]
+                if not isinstance(earlier_times, str):
+                    times[config] = (*earlier_times, samples[config_name(config)].median_s)
         return times
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
-        """Compiles a group's new configs on all cores into Triton's cache.  Returns the errors of configs that failed.
+        """Compiles the new configs of a group into Triton's cache, on all cores.  Returns an error text for each config
+        that failed.
 
-        One process would compile the configs in sequence, about 1 s each.  A later launch finds them in the cache.
-        """
+        One process would compile the configs in sequence, about 1 s each.  A later launch finds the compiled code in
+        the cache."""
         new = [config for config in configs if config not in self._compiled]
         self._compiled.update(new)
         ours = self._kernel.fn.__module__.startswith("rooflab.")
@@ -100,7 +101,7 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Invented but reproducible times for a dry run: 0.5 to 1.5 ms; each depends only on the config."""
+    """Returns invented times from 0.5 to 1.5 ms for a dry run.  Each time depends only on the config."""
     return {config: (random.Random(config_name(config)).uniform(0.5e-3, 1.5e-3),) for config in configs}
 
 
@@ -112,7 +113,7 @@ FINAL_S, LEAST_FINAL_S = 0.5, 0.02
 
 @dataclass(frozen=True)
 class BucketResult:
-    """The result of one kernel in one bucket of rows."""
+    """Holds the tuning result of one kernel for one range of row numbers (a bucket)."""
 
     kernel: str
     bucket: str
@@ -148,7 +149,7 @@ class BucketResult:
 
 @dataclass
 class TuningRun:
-    """A tuning run: its kernels, and its results so far."""
+    """Tunes kernels for each range of row numbers (bucket), and holds the results so far."""
 
     spec: OpSpec
     kernels: Sequence[Kernel]
@@ -167,21 +168,21 @@ class TuningRun:
 
     @property
     def files(self) -> list[str]:
-        """The name of the file with the records.  Empty if there is no record."""
+        """Returns the name of the file with the records.  The list is empty if there are no records."""
         return [self.writer.path.name] if self.records else []
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one row for each kernel and bucket."""
+        """Returns one table row for each kernel and each range of row numbers (bucket)."""
         return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
-        """Searches and measures configs for the cases of one bucket of rows, in about `seconds`."""
+        """Searches and measures configs for the cases of one range of row numbers (a bucket), in about `seconds`."""
         cases = sorted(cases, key=self._work)
         searched = []
         for kernel in self.kernels:
-            ends = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
-            searched.append((kernel, *self._search(kernel, name, cases, ends)))
+            deadline = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
+            searched.append((kernel, *self._search(kernel, name, cases, deadline)))
         if self.dry_run:
             self.results += [self._dry_result(*row) for row in searched]
             return
@@ -199,8 +200,8 @@ class TuningRun:
     def _search(
         self, kernel: Kernel, bucket: str, cases: Sequence[Case], ends: float
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
-        """The launcher's own choice for the largest case; the result of a search on the largest and the smallest case;
-        and the numbers of configs."""
+        """Searches the configs of a kernel on the largest and the smallest case.  Returns the launcher's own choice for
+        the largest case, the result of the search, and the numbers of configs."""
         probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
         start = kernel.config_for(cases[-1], self.scheme, self.device)
         legal = [
@@ -223,19 +224,19 @@ class TuningRun:
     def _by_arithmetic(
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
     ) -> tuple[Seconds, float]:
-        """The least seconds of a config on each case at the card's highest clock, and the config's occupancy on the
-        first case, which orders configs with equal bounds.  What is unknown is 0."""
+        """Computes the least seconds of a config on each case at the GPU's highest clock.  Also computes the config's
+        occupancy on the first case, which orders configs with equal seconds.  Unknown values are 0."""
         card, footprint = _card(self.device), kernel.tunable.footprint
         if card is None:
             return tuple(0.0 for _ in probes), 0.0
         ceilings = card.ceilings(card.max_clock_hz)
         sizes = [footprint(config, case, self.scheme) if footprint else None for case in probes]
-        least = tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
+        least_times = tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
         size = sizes[0]
-        return least, occupancy(card, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
+        return least_times, occupancy(card, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
-        """The records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
+        """Measures every kernel with its launcher's own choice, and each finalist config.  Returns the records."""
         by_name = {kernel.name: kernel for kernel in self.kernels}
         candidates = [
             replace(by_name[name].with_config(config), name=f"{name}#{number}")
@@ -249,8 +250,8 @@ class TuningRun:
         for record in run.records(contenders, cases):
             name, _, number = str(record.kernel).partition("#")
             if name in by_name:
-                chosen = by_name[name].config_for(Case(**record.case), self.scheme, self.device)
-                config = finalists[name][int(number)] if number else chosen
+                default_config = by_name[name].config_for(Case(**record.case), self.scheme, self.device)
+                config = finalists[name][int(number)] if number else default_config
                 record = replace(record, kernel=name, config=asdict(config))
             self.writer.write(record)
             records.append(record)
@@ -258,7 +259,7 @@ class TuningRun:
         return records
 
     def _dry_result(self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any]) -> BucketResult:
-        """The config with the least invented time, checked on one small case."""
+        """Returns the config with the least invented time, and checks it on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(result.finalists(start)), start)
         settings = Settings(device=str(self.device), seed=self.seed, roof=False)
@@ -270,10 +271,10 @@ class TuningRun:
     def _result(
         self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
-        """The fastest contender of a kernel over all cases, by the recorded times.
+        """Returns the fastest config of a kernel over all cases, or the launcher's own choice, by the recorded times.
 
-        The launcher may choose another config for each case; the choice's time is then the time on this case.
-        """
+        The launcher may choose another config for each case.  Its time on a case is the time of the config that it
+        chooses there."""
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
@@ -300,5 +301,5 @@ class TuningRun:
 
 @cache
 def _card(device: torch.device) -> Device | None:
-    """The data sheet of a GPU.  None for a CPU, and for a card that is not in the table."""
+    """Returns the data sheet of a GPU.  Returns None for a CPU, and for a GPU that is not in the table."""
     return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

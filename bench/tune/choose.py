@@ -1,4 +1,4 @@
-"""Writes `kernels/<op>/choices.json` from records: for each bucket of rows, the fastest kernel and its config."""
+"""Writes `kernels/<op>/choices.json` from records: the fastest kernel and config for each range of rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ KERNELS = Path(registry.__file__).parent
 
 
 def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
-    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Keeps the entries of other devices.
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Entries of other devices in the file are
+    kept.
 
-    Only kernels that passed their check on a GPU count; on a CPU the engine times its kernels itself.  Raises
-    `ValueError` on records that name no commit, or are of an uncommitted tree.
+    Only kernels that passed their check on a GPU count.  On a CPU the engine times its kernels itself.  Raises
+    `ValueError` if a record names no commit, or if the working tree had uncommitted changes.
     """
     counted = [record for record in records if _counts(record)]
     if any(record.dirty or record.commit is None for record in counted):
         raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
-    written: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     by_card: dict[tuple[str, str], list[Record]] = {}
     for record in counted:
         by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
@@ -37,8 +38,8 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
         choices = json.loads(path.read_text()) if path.is_file() else {}
         choices[card] = choose(op, group)
         write_whole(path, json.dumps(choices, indent=2, allow_nan=False) + "\n")
-        written[path] = None
-    return list(written)
+        paths[path] = None
+    return list(paths)
 
 
 def _counts(record: Record) -> bool:
@@ -55,14 +56,14 @@ def _counts(record: Record) -> bool:
 
 
 def _kernel(record: Record) -> Kernel | None:
-    """The record's kernel if it is in this tree, else None: the engine cannot load a kernel from another tree."""
+    """Returns the record's kernel, or None if it is not in this tree, because the engine cannot load it."""
     kernel = registry.kernels(str(record.op)).get(str(record.kernel))
     return kernel if kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.") else None
 
 
 @dataclass(frozen=True)
 class _Contender:
-    """A kernel, with its launcher's own choices or with one fixed config, on the cases of a bucket of rows."""
+    """Holds a kernel's times on the cases of one range of rows, with one fixed config or its launcher's choices."""
 
     kernel: str
     config: str = ""
@@ -77,29 +78,29 @@ class _Contender:
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """By bucket of rows: the kernel, record and config with the least geometric mean of latency over its cases.
+    """Returns, for each range of row numbers (bucket), the kernel, record and config with the least geometric mean of
+    latency.
 
-    A bucket without cases uses the cases with the nearest number of rows.  If kernels pack the weight in different
-    layouts, all buckets use kernels of one packing, because the engine keeps a weight only once.
-    """
+    A range without cases uses the cases with the nearest number of rows.  If kernels pack the weight in different
+    layouts, all ranges use kernels with the same layout, because the engine stores a weight only once."""
     by_rows: dict[int, list[Record]] = {}
     for record in records:
         by_rows.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
     buckets: dict[str, list[Record]] = {}
     low = 0.0
     for high in BUCKETS:
-        inside = [rows for rows in by_rows if low < rows <= high]
+        rows_in_bucket = [rows for rows in by_rows if low < rows <= high]
         nearest = min(by_rows, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
-        buckets[bucket_of(high)] = [record for rows in inside or [nearest] for record in by_rows[rows]]
+        buckets[bucket_of(high)] = [record for rows in rows_in_bucket or [nearest] for record in by_rows[rows]]
         low = high
     best = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
-    allowed = _of_one_packing(op, best)
+    allowed_kernels = _of_one_packing(op, best)
     scheme = str(records[0].scheme)
-    return {bucket: _entry(contenders, allowed, scheme) for bucket, contenders in best.items()}
+    return {bucket: _entry(contenders, allowed_kernels, scheme) for bucket, contenders in best.items()}
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
-    """Each kernel's best contender of those timed on all cases.  If there are no such contenders, all count."""
+    """Returns each kernel's fastest config.  Configs that were timed on all cases are preferred."""
     contenders: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
@@ -116,17 +117,17 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """The configs that a record counts for: its own, and "" (launcher's choice) if the heuristic chooses the same."""
+    """Returns the record's own config as JSON, and "" if the launcher's heuristic chooses the same config."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
     default = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
-    named = [json.dumps(dict(record.config))]
-    return ["", *named] if asdict(default) == dict(record.config) else named
+    config_texts = [json.dumps(dict(record.config))]
+    return ["", *config_texts] if asdict(default) == dict(record.config) else config_texts
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """The kernels with the weight packing that is fastest over all buckets.  If the op packs no weight, all kernels."""
+    """Returns the kernels with the fastest weight layout over all ranges of rows, or all kernels if none packs."""
     names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names

@@ -1,6 +1,7 @@
-"""Searches a kernel's configs: drops configs that cannot win, and times small groups with the best config so far.
+"""Searches a kernel's configs.  Drops configs that cannot win, and times small groups together with the best config so
+far.
 
-This module uses no device.  The caller gives the least time and the measured time of each config.
+This module uses no device.  The caller provides the least possible time and the measured time of each config.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
 
 @dataclass
 class SearchResult:
-    """What a search has found, with the numbers of configs."""
+    """Holds the result of a search, and counts the configs that it skipped or dropped."""
 
     scores: dict[Any, float] = field(default_factory=dict)
     """By config that was not dropped: its time over that of the launcher's own choice, geometric mean over cases."""
@@ -42,7 +43,7 @@ class SearchResult:
     """The number of configs that were not tried before the deadline."""
 
     def finalists(self, start: Any) -> list[Any]:
-        """The fastest configs, without `start`, the launcher's own choice."""
+        """Returns the fastest configs without `start`, which is the launcher's own choice."""
         faster = sorted((config for config in self.scores if config != start), key=lambda config: self.scores[config])
         return faster[:FINALISTS]
 
@@ -55,13 +56,12 @@ def search(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """Looks for a config that is faster than `start`, the launcher's own choice, until `deadline`.
+    """Searches for a config that is faster than `start`, the launcher's own choice, until `deadline`.
 
-    The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small steps
-    from a good config.  Ties keep the order of `candidates`.  `least` gives the least time that a config needs.  Each
-    group is timed interleaved with the best config so far and scored relative to it.  So a card that slows down during
-    the search slows both.
-    """
+    The search first tries the configs that differ from the best config in the fewest fields.  So it moves in small
+    steps from a good config.  Ties keep the order of `candidates`.  `least` gives the least time that a config needs.
+    Each group of configs is timed interleaved with the best config so far, and its times are divided by the time of
+    this config.  So a GPU that becomes slower during the search slows both."""
     result = SearchResult()
     first = times([start])[start]
     if isinstance(first, str):
@@ -80,15 +80,15 @@ def search(
         group, waiting = able[:GROUP], able[GROUP:]
         if not group:
             break
-        read = times([best, *group])
-        anchor = read[best]
+        group_times = times([best, *group])
+        anchor = group_times[best]
         if isinstance(anchor, str):
             result.failures[best] = anchor
             break
         scale = result.scores[best] / _mean(anchor)
         best_s = anchor
         for config in group:
-            seconds = read[config]
+            seconds = group_times[config]
             if isinstance(seconds, str):
                 result.failures[config] = seconds
             elif _mean(seconds) > FAR * _mean(anchor):
@@ -101,22 +101,22 @@ def search(
 
 
 def _distance(first: Any, other: Any) -> int:
-    """The number of fields in which two configs differ."""
+    """Returns the number of fields in which two configs differ."""
     return sum(getattr(first, item.name) != getattr(other, item.name) for item in fields(first))
 
 
 def _mean(seconds: Seconds) -> float:
-    """The geometric mean of `seconds`, each taken as at least 1 ps."""
+    """Returns the geometric mean of `seconds`.  Values below 1 ps count as 1 ps."""
     return geometric_mean(max(value, 1e-12) for value in seconds)
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:
-    """The least seconds of a launch: the larger of the op's bound and the busiest SM's time for its padded tiles.
+    """Returns the least possible seconds of a launch: the larger of the op's roofline bound and the matrix time of the
+    busiest SM, with padded tiles.
 
-    The GPU gives CTAs to SMs one by one, so some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, whatever its
-    occupancy.  The op's bound counts only the bytes that are read, because written bytes may still be in L2 when the
-    clock stops (`noise.above_limits`).
-    """
+    The GPU assigns CTAs to SMs one by one.  So some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, for any
+    occupancy. The bound counts only the bytes that are read, because written bytes may still be in L2 when the clock
+    stops (`noise.above_limits`)."""
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds

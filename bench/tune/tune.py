@@ -1,8 +1,9 @@
-"""`rooflab tune`: searches a kernel's configs on this device, and measures the best configs like all other kernels.
+"""Implements `rooflab tune`: searches a kernel's configs on this device, and measures the best configs like other
+kernels.
 
-The search never compiles configs that cannot run (`is_legal`) or whose own bound is above the best time.  It drops
-configs whose first samples are far slower (`search.py`).  `measure_op` checks and times the few that are left, together
-with the launcher's own choice and the op's other kernels.  The records of these configs hold their `config`.
+The search never compiles a config that cannot run (`is_legal`), or whose least possible time is above the best time.
+It drops a config if its first samples are far slower (`search.py`).  `Measurement` checks and times the remaining
+configs, together with the launcher's own choice and the op's other kernels.  The record of a config holds its `config`.
 """
 
 from __future__ import annotations
@@ -39,39 +40,39 @@ def tune_op(
     seed: int = 0,
     clean: bool = False,
 ) -> TuningRun:
-    """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
+    """Searches the configs of `kernels` in about `budget_s` seconds.  The default is all tunable kernels of `op`.
 
-    A dry run times nothing: it invents times, checks the winner on one small case, and writes no record.  `clean`
-    requires a committed tree.  Raises `ValueError` on a kernel that takes no config or cannot be timed on this device.
-    """
+    A dry run measures no times: it invents times, checks the winner on one small case, and writes no record.  `clean`
+    requires a source tree without uncommitted changes.  Raises `ValueError` if a kernel has no configs or cannot be
+    timed on this device."""
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
-    here = Environment.now() if clean else None
-    if here and (here.dirty or here.commit is None):
+    environment = Environment.now() if clean else None
+    if environment and (environment.dirty or environment.commit is None):
         raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
-    place = "cpu" if dry_run else device
-    suite = SUITES[pick_device(place).type]
-    chosen = Selection.of(
-        op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, place, seed
+    device_name = "cpu" if dry_run else device
+    suite = SUITES[pick_device(device_name).type]
+    selection = Selection.of(
+        op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, device_name, seed
     )
     spec = registry.get_op(op)
-    tunable = _tunable(op, chosen.kernels[op], bool(kernels))
+    tunable = _tunable(op, selection.kernels[op], bool(kernels))
     if not dry_run:
         for kernel in tunable:
-            _check_timed_here(kernel, chosen.device)
-    schemes = chosen.schemes_of(spec, default_scheme(chosen.device))
+            _check_timed_here(kernel, selection.device)
+    schemes = selection.schemes_of(spec, default_scheme(selection.device))
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
-    beside = [] if dry_run else _others(op, tunable, chosen.device)
-    run = TuningRun(spec, tunable, beside, schemes[0], chosen.device, RunWriter(out), seed, dry_run)
-    buckets = _by_bucket(op, chosen.cases_of(spec))
-    ends = time.monotonic() + budget_s
-    for number, (name, own_cases) in enumerate(buckets.items()):
-        left = ends - time.monotonic()
-        if left <= 0:
+    other_kernels = [] if dry_run else _others(op, tunable, selection.device)
+    run = TuningRun(spec, tunable, other_kernels, schemes[0], selection.device, RunWriter(out), seed, dry_run)
+    buckets = _by_bucket(op, selection.cases_of(spec))
+    deadline = time.monotonic() + budget_s
+    for number, (name, bucket_cases) in enumerate(buckets.items()):
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             run.stopped = f"the budget ended after {number} of {len(buckets)} buckets"
             break
-        run.bucket(name, own_cases, left / (len(buckets) - number))
+        run.bucket(name, bucket_cases, remaining_s / (len(buckets) - number))
     return run
 
 
@@ -104,7 +105,7 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
 
 
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
-    """The op's other kernels that can be timed here."""
+    """Returns the op's other library and optimized kernels that can be timed on this device."""
     return [
         kernel
         for kernel in registry.kernels(op).values()

@@ -1,9 +1,9 @@
 """Chooses the kernel of an op on this machine's CPU.  The candidates are timed here, once, and the times are kept.
 
-CPUs differ too much to use the times of another CPU: on one CPU the packed product is the fastest at one row, on
-another torch's own product.  A file in the cache folder keeps the times of one machine, version and model.  A start
-spends at most `LIMIT_S` on timing.  Times that are missing, or that were taken while other processes ran, are taken at
-the next quiet start."""
+CPUs differ too much to use another CPU's times: on one CPU the packed product is the fastest at one row, on another
+torch's own product.  A file in the cache folder keeps the times of one machine, version and model.  A start spends at
+most `LIMIT_S` on timing.  The next quiet start measures times that are missing or from a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def choose_kernels(
     limits: LargestSizes,
     replays: bool = False,
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays` the buckets of decode steps
-    get C++ kernels only, if a step is faster that way."""
+    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays` a bucket of decode steps
+    gets C++ kernels only, if a replayed step is faster than an eager one."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -90,8 +90,8 @@ def choose_kernels(
         "max_rows": [limits.max_rows, limits.sequences, limits.max_drawn],
     }
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
-    every = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
-    calls = [kernel for kernel in every if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
+    all_kernels = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
+    calls = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
     cache = KeptTimes(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
@@ -118,10 +118,10 @@ def choose_kernels(
 def replayed(
     bucket: str, fastest: Mapping[tuple[str, str], list[Choice]], times: Times, num_layers: int
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns C++ kernels for a decode step in `bucket`, or {} if an op has none or the eager step is faster.
+    """Returns the C++ kernels for a decode step in `bucket`, or {} if an op has none or an eager step is faster.
 
-    The time of a step is the sum of its kernels' times.  A replayed step saves the host's part of each launch, which
-    is about the least time of any launch.  An op whose kernel was asked for keeps that kernel."""
+    The time of an eager step is the sum of its kernels' times.  A replayed step does not run the Python code of a
+    launch.  That code takes about as long as the fastest kernel of all.  An op with one candidate keeps it."""
     step = {op: choices for (op, in_bucket), choices in fastest.items() if in_bucket == bucket and op not in PREFILL}
     timed = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed.items()}
@@ -152,10 +152,10 @@ def _ways(
     copies all weights.  If two copies do not fit, returns the packing with the least geometric mean of the losses."""
     forms = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
-    sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(forms, count)]
+    sets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(forms, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """For each bucket, the least time with the packings `ways`, divided by the least time with any packing."""
+        """Returns, per bucket, the least time with the packings `ways`, divided by the least time with any packing."""
         ratios = []
         for bucket, choices in products.items():
             measured = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
@@ -170,19 +170,19 @@ def _ways(
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
-    others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
-    return f"{times[choice.kernel.name]:.0f} us here, against {others}" if times else PROVISIONAL
+    other_times = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {other_times}" if times else PROVISIONAL
 
 
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Returns microseconds by kernel: of a call, or of all products in a step.  Returns {} if `ends` came too soon."""
-    inputs = [real(each, limits.block_size) for each in model_inputs(op, rows, limits)]
+    """Returns microseconds by kernel, per call or for all products of a step.  Returns {} if `ends` came too soon."""
+    inputs = [real(meta_inputs, limits.block_size) for meta_inputs in model_inputs(op, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
-        taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
-        return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in taken.items()}, ends)
+        calls = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
+        return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in calls.items()}, ends)
     *layer, head = inputs
     times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
     heads = dict.fromkeys(times, 0.0)
@@ -192,27 +192,27 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns a function per copy of the weights, to run all products.  With few rows the copies exceed a cache."""
-    weight_bytes = sum(each["b"].nbytes for each in inputs)
+    """Returns one function per copy of the weights, to run all products.  With few rows the copies exceed the cache."""
+    weight_bytes = sum(product["b"].nbytes for product in inputs)
     copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
-        beside = ({"scale": each["scale"]} if "scale" in each else {} for each in inputs)
-        weights = (each["b"].mT.clone().mT for each in inputs)
+        scales = ({"scale": product["scale"]} if "scale" in product else {} for product in inputs)
+        weights = (product["b"].mT.clone().mT for product in inputs)
         return [
-            {**each, "b": packed(kernel.prepare, weight, **more)}
-            for each, weight, more in zip(inputs, weights, beside, strict=True)
+            {**product, "b": packed(kernel.prepare, weight, **scale)}
+            for product, weight, scale in zip(inputs, weights, scales, strict=True)
         ]
 
     def run(arguments: list[dict[str, Any]]) -> None:
-        for each in arguments:
-            kernel.fn(**each)
+        for product in arguments:
+            kernel.fn(**product)
 
     return [partial(run, prepared()) for _ in range(copies)]
 
 
 class KeptTimes:
-    """The times of one machine, version and model.  They are read from the cache, or taken when `of` asks for them."""
+    """Holds the times of one machine, version and model: from the cache, or measured when `of` needs them."""
 
     def __init__(self, model: str, facts: Mapping[str, Any], kernels: Iterable[Kernel]):
         self.about = {
@@ -242,8 +242,8 @@ class KeptTimes:
         buckets = self.times.setdefault(op, {})
         if bucket in buckets and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
             return buckets[bucket]
-        if time.monotonic() < self._ends and (taken := take(self._ends)):
-            buckets[bucket] = taken
+        if time.monotonic() < self._ends and (new_times := take(self._ends)):
+            buckets[bucket] = new_times
             self._taken.add((op, bucket))
         elif bucket not in buckets:
             self.provisional.add((op, bucket))
@@ -266,10 +266,9 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call, by name.  The names take turns, and so do the functions of a name.
+    """Returns the median microseconds of a call, by name.  Names take turns, and so do the functions of a name.
 
-    The result is empty if the clock passes `ends` before the first round.  After that, the remaining rounds are left
-    out."""
+    Returns {} if the clock passes `ends` before the first round.  If it passes later, the other rounds are skipped."""
     counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile
@@ -288,10 +287,10 @@ def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = m
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     for number in range(count):
         functions[number % len(functions)]()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def known() -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The ops that a model uses, the sizes of their inputs, and these inputs as meta tensors or as random tensors."""
+"""Lists the ops that a model uses and the sizes of their inputs, and makes these inputs as meta or random tensors."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class LargestSizes:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The names of the ops that the model uses, as the model calls them."""
+        """Returns the names of the ops that the model uses, as the model calls them."""
         names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
         return (*(names.get(op, op) for op in OPS), DECODE)
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """The names of the ops that may replace two other ops."""
+        """Returns the names of the ops that may replace two other ops."""
         return () if self.int8 or self.arch.activation != "silu" else (FUSED,)
 
 
@@ -82,7 +82,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     arch, block_size = limits.arch, limits.block_size
     empty = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
-    drawn = min(M, limits.max_drawn)
+    drawn_rows = min(M, limits.max_drawn)
     max_blocks = -(-limits.max_model_len // block_size)
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)
@@ -107,13 +107,13 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         FUSED: {"a": empty(M, H), "b": empty(2 * arch.intermediate_size, H).mT},
         gated(arch): {"x": empty(M, 2 * arch.intermediate_size)},
         "sample": {
-            "logits": empty(drawn, arch.vocab_size),
-            "temperature": empty(drawn, **per_row),
-            "top_k": empty(drawn, dtype=torch.int32),
-            "top_p": empty(drawn, **per_row),
-            "min_p": empty(drawn, **per_row),
-            "seed": empty(drawn, dtype=torch.int64),
-            "position": empty(drawn, dtype=torch.int64),
+            "logits": empty(drawn_rows, arch.vocab_size),
+            "temperature": empty(drawn_rows, **per_row),
+            "top_k": empty(drawn_rows, dtype=torch.int32),
+            "top_p": empty(drawn_rows, **per_row),
+            "min_p": empty(drawn_rows, **per_row),
+            "seed": empty(drawn_rows, dtype=torch.int64),
+            "position": empty(drawn_rows, dtype=torch.int64),
         },
     }
     return [arguments[op]]
@@ -144,25 +144,25 @@ def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT) -> dict[str, Any]:
     """Makes random tensors from meta tensors, with valid pages and positions, and `context` keys per sequence."""
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
     rows = len(inputs["q"]) if "q" in inputs else 1
     length = context if sequences == rows else context + rows
     pages = -(-max(length, rows) // block_size)
     for name, value in inputs.items():
         if name == "block_table":
-            made[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
+            arguments[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
         elif name == "seq_lens":
-            made[name] = torch.full((sequences,), length, dtype=torch.int32)
+            arguments[name] = torch.full((sequences,), length, dtype=torch.int32)
         elif name in ("k_cache", "v_cache"):
-            made[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
+            arguments[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
         elif name == "positions":
-            made[name] = torch.arange(len(value)) % len(inputs["cos"])
+            arguments[name] = torch.arange(len(value)) % len(inputs["cos"])
         elif isinstance(value, torch.Tensor) and value.is_meta:
-            made[name] = _filled(name, value)
+            arguments[name] = _filled(name, value)
         else:
-            made[name] = value
-    return made
+            arguments[name] = value
+    return arguments
 
 
 def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
-    """Packs `b` by `way`, which is a kernel's `prepare`, with the tensors `beside`.  None leaves `b` unchanged."""
+    """Packs `b` by the function `way` (a kernel's `prepare`), with the tensors `beside`.  For None, returns `b`."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -19,7 +19,7 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @contextmanager
 def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
-    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns graphs off: they would not call ops."""
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns off CUDA graphs, which call no ops."""
     ops, graphs = runner.ops, runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:
@@ -40,9 +40,9 @@ def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
+            start = time.perf_counter()
             result = function(*arguments, **options)
-            spent[op].append(time.perf_counter() - began)
+            spent[op].append(time.perf_counter() - start)
             return result
 
         return call

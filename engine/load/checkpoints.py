@@ -1,8 +1,8 @@
-"""Reads a model from disk: its architecture, its end tokens, and its tensors by their Hugging Face names, one at a
-time.
+"""Reads a model from disk: its architecture, its end tokens, and its tensors one at a time, with Hugging Face names.
 
-GGUF stores the rows of q and k of `llama` models in another order, for interleaved rotation.  GGUF also adds 1 to
-Gemma's norms.  This file undoes both changes, so that other files need to know only the Hugging Face layout.
+For `llama` models, GGUF stores the rows of the q and k weights in another order, for interleaved rotary embeddings.
+GGUF also adds 1 to the weights of Gemma's norms.  This file undoes both changes, so that other files need to know only
+the Hugging Face layout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GGUF_TOP = {
 
 
 class GGUFCheckpoint:
-    """A GGUF file.  Every tensor is dequantised to fp32."""
+    """Reads a model from a GGUF file.  Every tensor is dequantised to fp32."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,12 +52,12 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """Returns the end tokens of a text, a turn and a message: for each key of the header an id, or None."""
+        """Returns the end token of a text, of a turn and of a message, by header key.  A missing key gives None."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns the name of the header's sampling section, and the section's fields by transformers' names."""
+        """Returns the name and the fields of the header's sampling section.  The fields have transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
@@ -82,23 +82,23 @@ def _gguf_name(name: str) -> str:
     if name in _GGUF_TOP:
         return _GGUF_TOP[name]
     if name.startswith("blk."):
-        _, layer, rest = name.split(".", 2)
-        if rest in _GGUF_LAYER:
-            return f"model.layers.{layer}.{_GGUF_LAYER[rest]}"
+        _, layer, suffix = name.split(".", 2)
+        if suffix in _GGUF_LAYER:
+            return f"model.layers.{layer}.{_GGUF_LAYER[suffix]}"
     return name  # unknown: the loader refuses it by this name
 
 
 def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes GGUF's order of rows: row (pair, half) of each head becomes row (half, pair)."""
-    pairs = rows.shape[0] // num_heads // 2
-    return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+    """Reorders the rows of each head from GGUF's interleaved order `[pairs, 2]` to the order `[2, pairs]`."""
+    num_pairs = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, num_pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
 def read_safetensors(
     file: Path, names: set[str] | None = None, option: str = "model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors `names` of a file, or all its tensors if `names` is None.  Raises `ValueError`, with a text
-    that begins with `option`, if the file is damaged or lacks one of `names`."""
+    """Yields the tensors `names` of a safetensors file, or all its tensors if `names` is None.  Raises `ValueError` if
+    the file is damaged or lacks one of `names`.  The error message begins with `option`."""
     try:
         with safe_open(file, framework="pt") as handle:
             stored = set(handle.keys())
@@ -111,7 +111,7 @@ def read_safetensors(
 
 
 class SafetensorsCheckpoint:
-    """A Hugging Face folder: config.json and one or more safetensors files."""
+    """Reads a model from a Hugging Face folder with config.json and one or more safetensors files."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -123,41 +123,41 @@ class SafetensorsCheckpoint:
         self._files = self._files_of()
 
     def _files_of(self) -> dict[Path, set[str] | None]:
-        """Returns each file with tensors, and the tensor names that the index expects in it.  None stands for all
-        names.
+        """Maps each file with tensors to the tensor names that the index expects in the file.  None means all tensors
+        of the file.
 
-        As in transformers, the order is: a single whole file, or else the files of the index, or else all files.  Other
+        As in transformers, the choice is: model.safetensors alone, else the files of the index, else all files.  Other
         files, such as `consolidated.safetensors`, hold the same tensors again."""
-        whole, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
-        if whole.is_file():
-            return {whole: None}
+        single_file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if single_file.is_file():
+            return {single_file: None}
         if not index.is_file():
             files = sorted(self.path.glob("model*.safetensors")) or sorted(self.path.glob("*.safetensors"))
             if not files:
                 raise ValueError(f"model: {self.path} has a config.json but no *.safetensors")
             return dict.fromkeys(files)
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        file_of = read_json(index).get("weight_map")
+        if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
             raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
         by_file: dict[Path, set[str] | None]
-        by_file = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
+        by_file = {self.path / file: {name for name in file_of if file_of[name] == file} for file in file_of.values()}
         if missing := [file.name for file in by_file if not file.is_file()]:
             raise ValueError(f"model: {index.name} names {', '.join(missing)}, which is missing")
         return by_file
 
     def ends(self) -> Mapping[str, Any]:
-        """Returns the end tokens of config.json and generation_config.json: per file an id, a list of ids or None."""
+        """Returns the end tokens of config.json and generation_config.json, by file: an id, a list of ids, or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns generation_config.json with its fields, or config.json if there is none, as in transformers."""
+        """Returns the name and fields of generation_config.json, or else of config.json, as transformers does."""
         file = self.path / "generation_config.json"
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every tensor in its stored dtype, with its name.  Leaves out the rotary frequencies that early Llama 2
-        files stored, because they follow from config.json."""
+        """Yields every tensor with its name, in its stored dtype.  Skips the rotary frequencies that early Llama 2
+        files store, because config.json determines them."""
         for file, names in self._files.items():
             for name, tensor in read_safetensors(file, names):
                 if not name.endswith("rotary_emb.inv_freq"):
@@ -170,8 +170,7 @@ Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens the checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
 
-    Raises `ValueError` if there is no such file or folder, or if it is damaged or has an unknown architecture.
-    """
+    Raises `ValueError` if nothing exists at `path`, if the files are damaged, or if the architecture is unknown."""
     if path.is_file() and path.suffix == ".gguf":
         return GGUFCheckpoint(path)
     check_model(str(path))

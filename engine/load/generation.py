@@ -1,7 +1,7 @@
 """Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-A field is kept, or refused by its name, or ignored because it changes no answer.  A request's own settings win.  Only
-the request sets the length of an answer, and whether tokens are drawn at random (`do_sample`).
+A field of the file is kept, or refused (`REFUSED`), or ignored because it changes no answer.  A request's own settings
+win.  Only the request sets the answer's length and whether tokens are drawn at random (`do_sample`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ REFUSED: Mapping[str, float | None] = {
 
 
 def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the model's own settings, by the names in `OF_MODEL`.  Raises `ValueError` on a refused field, and on a
-    setting of the wrong type or out of range."""
+    """Returns the model's own sampling settings, with the names in `OF_MODEL`.  Raises `ValueError` on a field in
+    `REFUSED`, on a setting of the wrong type, and on a value out of range.
+    """
     for name, off in REFUSED.items():
         if (value := fields.get(name)) not in (None, off, [], {}):
             raise ValueError(f"model: {source}: {name} {value!r:.60} is not implemented")
@@ -43,6 +44,6 @@ def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_settings(params: SamplingParams, settings: Mapping[str, float]) -> SamplingParams:
-    """Returns `params`, with each None replaced by the model's value in `settings`."""
+    """Returns `params`, with each None field replaced by the model's value in `settings`."""
     changes: dict[str, Any] = {name: value for name, value in settings.items() if getattr(params, name) is None}
     return replace(params, **changes) if changes else params

@@ -1,7 +1,7 @@
-"""Reads a GGUF file: its keys with their values, and its tensors by name (the format: ggml's docs/gguf.md).
+"""Reads a GGUF file: its keys with their values, and its tensors by name.  ggml's docs/gguf.md describes the format.
 
-The reader of the `gguf` package makes an array of each text.  That takes half a minute for a vocabulary of 128,256
-tokens with its merges; this file takes half a second.  The package still decodes quantised blocks.
+The reader in the `gguf` package makes a numpy array for each text.  For a vocabulary of 128,256 tokens with its merges
+that takes half a minute; this file takes half a second.  The package still decodes quantised blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEXT, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor of a GGUF file: the shape in torch's order, and the position of its bytes in the file."""
+    """Describes a tensor in a GGUF file: its shape in torch's order, and the position of its bytes in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class GGUFTensor:
     """The number of bytes."""
 
     def values(self) -> np.ndarray:
-        """Reads the numbers as fp32 into new memory.  Raises `ValueError` if the quantisation is not known."""
+        """Reads the tensor into a new fp32 array.  Raises `ValueError` if its quantisation is not supported."""
         from gguf import GGMLQuantizationType, quants
 
         codes = np.memmap(self.path, np.uint8, "r", self.start, (self.size,)) if self.size else np.empty(0, np.uint8)
@@ -46,7 +46,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a GGUF file: every key with its value, and every tensor by its name."""
+    """Holds the header of a GGUF file: every key with its value, and every tensor by its name."""
 
     path: Path
     fields: dict[str, Any]
@@ -54,10 +54,9 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Reads the keys and the list of tensors.  Reads no tensor's data.
+    """Reads the keys and the list of tensors of a GGUF file, but no tensor data.
 
-    Raises `ValueError` unless the file is complete, has version 2 or 3, and repeats no key and no tensor.
-    """
+    Raises `ValueError` if the file is incomplete, has a version other than 2 or 3, or repeats a key or a tensor."""
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"model: {path.name} is not a whole GGUF file: it does not begin with GGUF")
@@ -82,29 +81,29 @@ def _add(entries: dict[str, Any], name: str, value: Any) -> None:
 def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str, GGUFTensor]:
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"general.alignment {alignment!r}")
-    listed: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
+    entries: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
     for _ in range(count):
         name = _text(file)
         (dimensions,) = struct.unpack("<I", _exactly(file, 4))
         if dimensions > 4:
             raise ValueError(f"{name} has {dimensions} dimensions")
         *rows, kind, offset = struct.unpack(f"<{dimensions}QIQ", _exactly(file, 8 * dimensions + 12))
-        _add(listed, name, (tuple(reversed(rows)), kind, offset, _bytes(name, rows, kind)))
-    begin = -(-file.tell() // alignment) * alignment
-    whole, behind, last = path.stat().st_size, 0, "the header"
+        _add(entries, name, (tuple(reversed(rows)), kind, offset, _bytes(name, rows, kind)))
+    data_start = -(-file.tell() // alignment) * alignment
+    file_size, next_offset, last = path.stat().st_size, 0, "the header"
     tensors = {}
-    for name, (shape, kind, offset, size) in listed.items():
-        if begin + offset + size > whole:
-            raise ValueError(f"it is cut short: tensor {name} lies beyond its {whole} bytes")
-        if offset != behind:
-            raise ValueError(f"{last} ends at {behind} by its type and shape, and {name} begins at {offset}")
-        behind, last = -(-(offset + size) // alignment) * alignment, f"{name} of type {kind}"
-        tensors[name] = GGUFTensor(name, shape, kind, path, begin + offset, size)
+    for name, (shape, kind, offset, size) in entries.items():
+        if data_start + offset + size > file_size:
+            raise ValueError(f"it is cut short: tensor {name} lies beyond its {file_size} bytes")
+        if offset != next_offset:
+            raise ValueError(f"{last} ends at {next_offset} by its type and shape, and {name} begins at {offset}")
+        next_offset, last = -(-(offset + size) // alignment) * alignment, f"{name} of type {kind}"
+        tensors[name] = GGUFTensor(name, shape, kind, path, data_start + offset, size)
     return tensors
 
 
 def _bytes(name: str, shape: list[int], kind: int) -> int:
-    """Returns a tensor's number of bytes.  The first dimension of `shape` is the length of a row, as in the file."""
+    """Returns the size of a tensor in bytes.  `shape` has the file's order: the length of a row comes first."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if kind not in set(GGMLQuantizationType):

@@ -1,4 +1,4 @@
-"""Reads the model from the header of a GGUF file, and refuses a model with a key that is not supported."""
+"""Reads the description of a model from the header of a GGUF file.  Refuses a model with an unsupported key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 FACTORS = "rope_freqs.weight"
 """The tensor that divides the rotary frequencies.  llama.cpp's converter makes it from Llama 3's rope scaling."""
 _MAY_CHANGE_IT = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
-_READ = frozenset(
+_READ_KEYS = frozenset(
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.causal"
     " attention.layer_norm_rms_epsilon attention.sliding_window rope.dimension_count rope.freq_base"
     " rope.scaling.finetuned rope.scaling.original_context_length".split()
@@ -24,11 +24,10 @@ _OFF = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), 
 
 
 class GGUFModel:
-    """A whole GGUF file: `fields` are its keys, and `tensors` are its tensors by ggml's names.
+    """Describes the model in a GGUF file.  `fields` maps keys to values, and `tensors` maps ggml's names to tensors.
 
-    Raises `ValueError` if the file is damaged, or is one part of a model that was split into several files.  Also
-    raises it for a key that may change an answer but is not read, and for a key with a wrong type or value.
-    """
+    Raises `ValueError` if the file is damaged, or if it is only one part of a split model.  Also raises `ValueError` on
+    a key with a wrong type or value, and on an unsupported key that may change an answer."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -47,27 +46,27 @@ class GGUFModel:
     def _refuse_unmodelled(self) -> None:
         for name, value in self.fields.items():
             key = name.removeprefix(f"{self.kind}.")
-            if key == name or key in _READ or value in _OFF.get(key, ()):
+            if key == name or key in _READ_KEYS or value in _OFF.get(key, ()):
                 continue
             if _MAY_CHANGE_IT.search(key) and value:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """Returns the value of a key, a whole number from 0 to 2**31 - 1.  Without `default` the key must exist."""
+        """Returns the value of the key `name`, an integer below 2**31.  Without `default` the key must exist."""
         value = self.fields.get(name, default)
         if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
         return value
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """Returns the value of a key, a finite number above 0."""
+        """Returns the value of the key `name`, a finite number above 0.  Without `default` the key must exist."""
         value: Any = self.fields.get(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"model: {self.path.name}: expected a finite number above 0 as {name}, got {value!r}")
         return float(value)
 
     def _config(self) -> dict[str, Any]:
-        """Returns the content that the config.json of the same model would have."""
+        """Returns the model's settings in the format of a Hugging Face config.json."""
         key = f"{self.kind}."
         hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
         embedding, factors = self.tensors.get("token_embd.weight"), self.tensors.get(FACTORS)
@@ -78,8 +77,8 @@ class GGUFModel:
         expected = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
         if self.kind != "llama":
             expected["attention.sliding_window"] = 0
-        for name, needed in expected.items():
-            if (value := self.fields.get(key + name, needed)) != needed:
+        for name, expected_value in expected.items():
+            if (value := self.fields.get(key + name, expected_value)) != expected_value:
                 raise ValueError(f"model: {self.path.name}: {key}{name} {value!r} is not modelled yet")
         return {
             "model_type": "mistral" if window else self.kind,

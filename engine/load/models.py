@@ -1,4 +1,4 @@
-"""Opens a model by its name: a preset with random weights, or a checkpoint with everything that its files say."""
+"""Opens a model by its name: a preset with random weights, or a checkpoint with its weights and settings."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from rooflab.roofline.architecture import Architecture, get_architecture
 def open_model(
     model: str, dummy: bool, seed: int, device: torch.device
 ) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], dict[str, float]]:
-    """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Tensors are read one at a time.
+    """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Reads tensors one at a time.
 
-    Raises `ValueError` if an engine cannot serve what one of the model's files says.
-    """
+    Raises `ValueError` if one of the model's files asks for something that the engine does not support."""
     if dummy:
         arch = get_architecture(model)
         return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**OF_MODEL}
     checkpoint = open_checkpoint(path_of(model))
     vocab_size = checkpoint.architecture.vocab_size
-    ends = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
+    end_ids = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
     tokenizer = Tokenizer(checkpoint.path)
     if tokenizer.size > vocab_size:
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
-    ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
+    end_ids |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
     settings = read_generation(*checkpoint.generation())
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, settings
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(), end_ids, settings
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
-    """Returns all end tokens that the sources name.  Raises `ValueError` if an end token is not a valid token id."""
+    """Returns the ids of all end tokens in `sources`.  Raises `ValueError` if an id is not in the vocabulary."""
     tokens = set[int]()
-    for source, named in sources.items():
-        ids = [] if named is None else named if isinstance(named, list) else [named]
+    for source, value in sources.items():
+        ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
-            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {named!r}")
+            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {value!r}")
         tokens.update(ids)
     return frozenset(tokens)

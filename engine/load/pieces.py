@@ -1,9 +1,9 @@
-"""The bytes of each token, and the text of tokens as they arrive.
+"""Converts a token to its bytes, and a stream of tokens to text.
 
-A token's bytes depend on no other token, so that a streamed answer has the same text as a whole answer.  Where bytes
-are not valid UTF-8, each longest beginning of a character becomes one replacement character, as Unicode advises
-(chapter 3.9).  The decoder of `tokenizers` is different: one wrong byte in a run of byte tokens makes it replace all
-bytes of the run.  No stream can know this in advance.
+The bytes of a token depend on no other token, so a streamed answer has the same text as a whole answer.  In bytes that
+are not valid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
+decoder of the package `tokenizers` is different.  After one wrong byte, that decoder replaces all bytes of a run of
+byte tokens.  No stream can know this in advance.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Pieces:
                 raise ValueError(f"model: a tokenizer with the decoder {step} is not known yet")
 
     def __call__(self, token: int) -> bytes:
-        """Returns the bytes of a token.  They are empty for a special token and for an id without a token."""
-        piece = self._known.get(token)
-        if piece is None:
-            piece = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
-        return piece
+        """Returns the bytes of the token with the id `token`.  A special token or an unknown id has no bytes."""
+        token_bytes = self._known.get(token)
+        if token_bytes is None:
+            token_bytes = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
+        return token_bytes
 
     def _bytes(self, text: str) -> bytes:
         if self._by_bytes:
@@ -68,21 +68,21 @@ class Pieces:
 
 
 def byte_characters() -> dict[str, int]:
-    """Maps the characters of byte-level vocabularies to their bytes (GPT-2).  A printable byte has its own character,
-    and the other bytes have the characters from 256 on."""
+    """Returns the byte for each character of a byte-level vocabulary (GPT-2).  A printable byte has its own character,
+    and the other bytes have the characters from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 _BYTES = byte_characters()
 
 
 class TextStream:
-    """Decodes tokens as they arrive.  `push` returns the text that is final after a token; `flush` returns the rest.
+    """Converts tokens to text as they arrive.  `push` returns the text that a token completes; `flush` returns the
+    rest.
 
-    A character of several tokens is returned when it is complete, or when its bytes cannot become a character.
-    """
+    A character of several tokens is returned when it is complete, or when its bytes turn out to be invalid."""
 
     def __init__(self, piece: Callable[[int], bytes], leading: int = 0):
         self._piece, self._leading, self._length = piece, leading, 0
@@ -92,15 +92,15 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds a token and returns the new text.  The text is empty while a character is incomplete."""
-        piece, held = self._piece(token_id), self._decoder.getstate()[0]
-        first = self._decoder.decode(piece[:1])
+        token_bytes, held_bytes = self._piece(token_id), self._decoder.getstate()[0]
+        first = self._decoder.decode(token_bytes[:1])
         # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
-        broken = bool(held) and len(first) + bool(self._decoder.getstate()[0]) > 1
-        self.begin = self._length + broken
-        return self._without_leading(first + self._decoder.decode(piece[1:]))
+        num_broken = bool(held_bytes) and len(first) + bool(self._decoder.getstate()[0]) > 1
+        self.begin = self._length + num_broken
+        return self._without_leading(first + self._decoder.decode(token_bytes[1:]))
 
     def flush(self) -> str:
-        """Returns the text that was held back: a replacement character for an incomplete character."""
+        """Ends the stream.  Returns a replacement character if the last character is incomplete, else an empty text."""
         return self._without_leading(self._decoder.decode(b"", final=True))
 
     def _without_leading(self, text: str) -> str:

@@ -19,7 +19,7 @@ Prompt = str | Sequence[ChatMessage] | Sequence[int]
 
 
 class Tokenizer:
-    """The tokenizer of the model at `path`, a GGUF file or a Hugging Face folder."""
+    """Wraps the tokenizer of the model at `path`, which is a GGUF file or a Hugging Face folder."""
 
     def __init__(self, path: Path):
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
@@ -29,19 +29,19 @@ class Tokenizer:
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         """The most characters of a token.  A vocabulary has a character for each byte, or for each text character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
-        added = self._tokenizer.added_tokens_decoder.items()
-        self.special: dict[str, int] = {str(token): number for number, token in added if token.special}
+        added_tokens = self._tokenizer.added_tokens_decoder.items()
+        self.special: dict[str, int] = {str(token): number for number, token in added_tokens if token.special}
         """The ids of special tokens by name.  No text shows these tokens."""
         self.turn_ends = [self.special[name] for name in _TURN_ENDS if path.is_file() and name in self.special]
         """The end tokens of a GGUF file, found by their names, because older files have no key for them."""
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of a string (without the template), of chat messages (with it), or of given ids
-        (unchanged).
+        """Returns the token ids of `prompt`.  A string is encoded without the chat template, and chat messages with the
+        template.  Token ids are returned unchanged.
 
-        Raises `ValueError` on an empty prompt, text that UTF-8 cannot hold, messages that the template refuses, or any
-        other type."""
+        Raises `ValueError` on an empty prompt, text that UTF-8 cannot encode, messages that the template refuses, or
+        another type."""
         if isinstance(prompt, str):
             check_text(prompt)
             ids = list(self._tokenizer(prompt)["input_ids"])
@@ -68,26 +68,26 @@ class Tokenizer:
         return cast(Mapping[str, Any], encoded)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids` without special tokens, which is the same text that `stream` gives."""
+        """Returns the text of `token_ids` without special tokens.  `stream` gives the same text."""
         stream = self.stream()
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the token's name for answers, and its bytes.  Part of a character is named like `bytes:\\xd2`."""
-        piece = self.pieces(token_id)
-        if not piece:  # a special token: its own text
+        r"""Returns the token's name in a reply, and its bytes.  A part of a character has a name like `bytes:\xd2`."""
+        token_bytes = self.pieces(token_id)
+        if not token_bytes:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
             return name, name.encode()
         try:
-            return piece.decode(), piece
+            return token_bytes.decode(), token_bytes
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece), piece
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes), token_bytes
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """Finds a token that has another id in `other`, and returns it with that id.  Returns None if there is none."""
-        numbers = other._tokenizer.get_vocab()
+        """Returns a token with a different id in `other`, and that id.  Returns None if all ids are equal."""
+        ids = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
-        return next(((token, numbers.get(token)) for token, number in vocabulary if numbers.get(token) != number), None)
+        return next(((token, ids.get(token)) for token, number in vocabulary if ids.get(token) != number), None)
 
     def stream(self) -> TextStream:
         """Returns a new decoder, which turns tokens into text as they arrive."""
@@ -95,7 +95,7 @@ class Tokenizer:
 
 
 class Numbers:
-    """Replaces a tokenizer where weights are random.  A text's bytes are its ids, and a token's text is its id."""
+    """Replaces a tokenizer if weights are random.  A text's bytes are its ids, and a token's text is its id."""
 
     longest = 1
     special: Mapping[str, int] = {}
@@ -105,7 +105,7 @@ class Numbers:
         self._vocab_size = vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns token ids, as `Tokenizer.encode` does.  The texts of chat messages are joined by line ends."""
+        """Returns the bytes of a text as token ids.  The texts of chat messages are joined by newlines."""
         if is_chat(prompt):
             messages = cast(Sequence[ChatMessage], prompt)
             prompt = "\n".join(str(_of_text(message).get("content", "")) for message in messages)
@@ -119,7 +119,7 @@ class Numbers:
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the token's name for answers, which is its text, and the bytes of the name."""
+        """Returns the token's name in a reply, which is also its text, and the bytes of the name."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
@@ -146,13 +146,13 @@ def _of_folder(path: Path) -> Any:
         rust = type(error) is Exception or type(error).__name__ == "PanicException"
         if not (rust or isinstance(error, (*_UNREADABLE, StrictDataclassError))):
             raise
-        where = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
+        source = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
         reason = " ".join(str(error).split())
-        raise ValueError(f"model: no tokenizer that transformers can read in {where}: {reason:.300}") from error
+        raise ValueError(f"model: no tokenizer that transformers can read in {source}: {reason:.300}") from error
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:
-    """Returns the message with one text as its content.  Several parts of text are joined, as the server does."""
+    """Returns the message with one string as its content.  Joins a list of text parts, as the server does."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
@@ -163,7 +163,7 @@ def _of_text(message: ChatMessage) -> dict[str, Any]:
 
 
 def check_text(prompt: str) -> None:
-    """Raises `ValueError` if `prompt` is not valid text: a command line's invalid bytes become lone surrogates."""
+    """Raises `ValueError` if UTF-8 cannot encode `prompt`.  Invalid bytes of a command line become lone surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -178,7 +178,7 @@ def some(ids: list[int]) -> list[int]:
 
 
 def is_chat(prompt: Any) -> bool:
-    """Whether `prompt` is a list of chat messages."""
+    """Returns whether `prompt` is a list of chat messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
 
 

@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass
 class LayerWeights:
-    """The weights of one decoder layer.  q, k and v are packed into one matrix, and so are gate and up."""
+    """Holds the weights of one decoder layer.  `qkv` packs q, k and v, and `gate_up` packs gate and up."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -27,7 +27,7 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All parameters of a model.  Matrices are (out_features, in_features), as in checkpoints."""
+    """Holds all parameters of a model.  Matrices have the shape `[out_features, in_features]`, as in checkpoints."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
@@ -37,7 +37,7 @@ class Weights:
 
 
 def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Returns the Hugging Face name and the shape of every parameter.  A tied `lm_head` is not included."""
+    """Returns the Hugging Face name and the shape of every parameter, without an `lm_head` tied to the embedding."""
     H, D = arch.hidden_size, arch.head_dim
     q, kv, ffn = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
     layer: dict[str, tuple[int, ...]] = {
@@ -66,11 +66,10 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def load_weights(
     arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the norms' weights.
+    """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
-    Raises `ValueError` if a tensor is unknown to the architecture, comes twice, has another shape, or is missing, or if
-    the stored `lm_head` of a tied model differs from the embedding.
-    """
+    Raises `ValueError` if a tensor is missing, is unknown to the architecture, comes twice, or has another shape.  Also
+    raises `ValueError` if a tied model stores an `lm_head` that differs from the embedding."""
     shapes = parameter_shapes(arch)
     loaded: dict[str, torch.Tensor] = {}
     tied_head: torch.Tensor | None = None
@@ -101,7 +100,7 @@ def load_weights(
 
 
 def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
-    """Packs the decoder layer whose tensors' names begin with `prefix`.  Removes these tensors from `tensors`."""
+    """Packs the tensors of one decoder layer, selected by their name prefix.  Removes these tensors from `tensors`."""
 
     def take(*names: str) -> torch.Tensor:
         # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
@@ -125,9 +124,9 @@ def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: s
 def dummy_tensors(
     arch: Architecture, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Makes random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features.
+    """Yields random parameters of the right shapes: norms multiply by 1, matrices have variance `1 / in_features`.
 
-    The numbers are drawn on `device`, because 8 billion take minutes on a CPU.  They differ between devices."""
+    The numbers are drawn on `device`, because 8 billion take minutes on a CPU.  The numbers differ between devices."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.full(shape, 1.0 - arch.norm_offset)

@@ -1,4 +1,4 @@
-"""Makes the bodies of completions and chats from tokens, as whole bodies or as events of a stream."""
+"""Builds the bodies of completions and chats from tokens, as whole bodies or as events of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rooflab.engine.stopping import StopText
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """The text and the log-probabilities that a token adds to an answer."""
+    """Holds the text and the log-probabilities that a token adds to an answer."""
 
     index: int
     """The answer's `index`."""
@@ -29,7 +29,7 @@ class AnswerPiece:
 
 
 class BodyFormat(ABC):
-    """Makes the bodies of one kind of request."""
+    """Builds the reply bodies for one kind of request."""
 
     prefix: str
     object: str
@@ -42,16 +42,16 @@ class BodyFormat(ABC):
 
     @staticmethod
     def of(piece: AnswerPiece, **body: Any) -> dict[str, Any]:
-        """Returns the choice for `piece`.  `body` holds the fields with the text."""
+        """Returns the `choices` entry for `piece`.  `body` holds the fields with the text."""
         return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
 
     @abstractmethod
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice of an answer in a whole body."""
+        """Returns the `choices` entry of a complete answer, for a reply that is not a stream."""
 
     @abstractmethod
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice of an answer in an event of a stream."""
+        """Returns the `choices` entry of a piece of an answer, for one event of a stream."""
 
     @abstractmethod
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class BodyFormat(ABC):
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Joins the log-probabilities of an answer's tokens, list by list."""
+        """Concatenates the log-probabilities of an answer's tokens, separately for each field that is a list."""
         lists = (name for name, value in parts[0].items() if isinstance(value, list))
         return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """Returns the choice of the event before an answer's first token.  Returns None if there is no such event."""
+        """Returns the `choices` entry of an event before an answer's first token, or None without such an event."""
         return None
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
@@ -79,22 +79,22 @@ class BodyFormat(ABC):
 
 
 class CompletionBody(BodyFormat):
-    """The bodies of `POST /v1/completions`."""
+    """Builds the reply bodies of `POST /v1/completions`."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with the text of `piece`."""
+        """Returns the `choices` entry with the text of `piece`."""
         return self.of(piece, text=piece.text)
 
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns the log-probabilities as a completion has them: of the drawn token and of the likeliest tokens."""
+        """Returns the log-probabilities of the drawn and the likeliest tokens, in the format of completions."""
         top: dict[str, float] = {}
-        for each, value in logprobs.items() if n else ():
-            name = self.texts.named(each)[0]
-            top[f"token_id:{each}" if name in top else name] = value  # two tokens may have one text
+        for token_id, value in logprobs.items() if n else ():
+            name = self.texts.named(token_id)[0]
+            top[f"token_id:{token_id}" if name in top else name] = value  # two tokens may have one text
         return {
             "tokens": [self.texts.named(token)[0]],
             "token_logprobs": [logprobs[token]],
@@ -104,33 +104,33 @@ class CompletionBody(BodyFormat):
 
 
 class Chat(BodyFormat):
-    """The bodies of `POST /v1/chat/completions`."""
+    """Builds the reply bodies of `POST /v1/chat/completions`."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """Returns the choice with the role.  The event with this choice comes before the first token."""
+        """Returns the `choices` entry with the role.  Its event comes before the event of the first token."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with the text of `piece` as the whole message."""
+        """Returns the `choices` entry with the text of `piece` as the whole message."""
         return self.of(piece, message={"role": "assistant", "content": piece.text, "refusal": None})
 
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with the text of `piece` as one part of the message."""
+        """Returns the `choices` entry with the text of `piece` as one part of the message."""
         return self.of(piece, delta={"content": piece.text})
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns the log-probabilities in the format of a chat."""
-        drawn, *others = (self._one(each, value) for each, value in logprobs.items())
+        """Returns the log-probabilities in the format of chat completions."""
+        drawn_entry, *entries = (self._one(token_id, value) for token_id, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
-        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda entry: -entry["logprob"])
-        return {"content": [{**drawn, "top_logprobs": top}], "refusal": None}
+        top = entries if len(logprobs) > n else sorted([drawn_entry, *entries], key=lambda entry: -entry["logprob"])
+        return {"content": [{**drawn_entry, "top_logprobs": top}], "refusal": None}
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
-        name, piece = self.texts.named(token)
-        return {"token": name, "logprob": value, "bytes": list(piece)}
+        name, token_bytes = self.texts.named(token)
+        return {"token": name, "logprob": value, "bytes": list(token_bytes)}
 
 
 class Answer:
@@ -150,13 +150,13 @@ class Answer:
         self.count += 1
         last = token.finish_reason is not None
         text = self._stopping.piece(token.token_id, last)
-        shown = None
+        logprobs = None
         if token.logprobs is not None:
-            shown = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)
-        return AnswerPiece(self.index, text, token.finish_reason, shown)
+            logprobs = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)
+        return AnswerPiece(self.index, text, token.finish_reason, logprobs)
 
     def cut(self) -> AnswerPiece:
-        """Returns the last piece of an answer that was aborted."""
+        """Ends an answer that was aborted, and returns its last piece."""
         self._stopping.end()
         return AnswerPiece(self.index, self._stopping.take(last=True), "abort", None)
 

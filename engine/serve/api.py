@@ -1,4 +1,4 @@
-"""The routes of the server."""
+"""Defines the HTTP routes of the server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream
 
 
 class ServedModel(BaseModel):
-    """The entry of a served model in the list of models."""
+    """Describes a served model in the reply of `GET /v1/models`."""
 
     id: str
     object: str = "model"
@@ -55,14 +55,14 @@ class ServedModel(BaseModel):
 
 
 class Models(BaseModel):
-    """The list of the served models.  It has one model."""
+    """Describes the reply of `GET /v1/models`, which lists one model."""
 
     object: str = "list"
     data: list[ServedModel]
 
 
 class Tokens(BaseModel):
-    """The reply of `POST /tokenize`, with the same fields as vLLM's."""
+    """Describes the reply of `POST /tokenize`, with the same fields as in vLLM."""
 
     count: int
     max_model_len: int
@@ -70,7 +70,7 @@ class Tokens(BaseModel):
 
 
 class Service:
-    """One engine with the name of its model, its tokenizer and its limits."""
+    """Answers requests with one engine.  Holds the model's name, its tokenizer and the server's limits."""
 
     def __init__(self, engine: Engine, texts: Texts, model: str, limits: Limits):
         self.engine, self.texts, self.model, self.limits = engine, texts, model, limits
@@ -87,21 +87,21 @@ class Service:
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Returns the prompt's token ids, which a second thread computes.  Raises `ApiError` with `param` if the prompt
-        cannot be encoded, or if it is too long in any case."""
+        """Returns the prompt's token ids, computed by a second thread.  Raises `ApiError` for the field `param` if the
+        prompt cannot be encoded, or if the prompt is certainly too long."""
         content: Any = prompt
-        least = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
+        min_tokens = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
         if isinstance(content, str) or is_chat(content):
-            least //= self.texts.longest
-        if least >= self.context:
-            raise self._too_long(param, f"at least {least}")
+            min_tokens //= self.texts.longest
+        if min_tokens >= self.context:
+            raise self._too_long(param, f"at least {min_tokens}")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoder, self.texts.encode, prompt)
         except ValueError as error:
             raise ApiError(400, f"{param}: {str(error).partition(': ')[2]}", param) from error
 
     def admit(self, model: str, answers: int) -> None:
-        """Raises `ApiError` unless the server can take a request with `answers` answers now."""
+        """Raises `ApiError` if the server cannot take a request for `answers` answers now."""
         if model != self.model:
             raise ApiError(
                 404, f"The model `{model}` does not exist; this server has `{self.model}`", "model", "model_not_found"
@@ -110,11 +110,11 @@ class Service:
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
-        there = self._opening + sum(call.params.n for call in self.engine.calls.values())
-        if there + answers > self._places:
+        num_answers = self._opening + sum(call.params.n for call in self.engine.calls.values())
+        if num_answers + answers > self._places:
             raise ApiError(
                 429,
-                f"{there} answers are in the engine and {answers} more were asked for; at most"
+                f"{num_answers} answers are in the engine and {answers} more were asked for; at most"
                 f" {self._places} may be there",
                 code="queue_full",
             )
@@ -124,37 +124,37 @@ class Service:
         return ApiError(400, sentence, param, TOO_LONG)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
-        """Returns the most tokens of an answer.  Raises `ApiError` if the request asks for more than the limit."""
-        room = self.context - longest_prompt
-        most = room if self.limits.max_tokens is None else min(room, self.limits.max_tokens)
-        if room < 1:
+        """Returns the maximum length of an answer in tokens.  Raises `ApiError` if the request asks for more."""
+        available = self.context - longest_prompt
+        limit = available if self.limits.max_tokens is None else min(available, self.limits.max_tokens)
+        if available < 1:
             raise self._too_long(asked.field, str(longest_prompt))
-        if asked.most is not None and asked.most > most:
-            code = TOO_LONG if asked.most > room else None
+        if asked.most is not None and asked.most > limit:
+            code = TOO_LONG if asked.most > available else None
             raise ApiError(
                 400,
-                f"{asked.most_field}: expected at most {most} behind a prompt of {longest_prompt}"
+                f"{asked.most_field}: expected at most {limit} behind a prompt of {longest_prompt}"
                 f" tokens, got {asked.most}",
                 asked.most_field,
                 code,
             )
-        return asked.most if asked.most is not None else min(asked.default or most, most)
+        return asked.most if asked.most is not None else min(asked.default or limit, limit)
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
         """Returns the reply to a request: a stream of events, or one whole body."""
         loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
         deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
-        asked = body.asked()
-        answers, parent = len(asked.prompts) * (body.n or 1), request.headers.get("traceparent")
+        request_fields = body.asked()
+        answers, parent = len(request_fields.prompts) * (body.n or 1), request.headers.get("traceparent")
 
         async def begin() -> None:
             self.admit(body.model, answers)
             self._opening += answers
             async with asyncio.timeout_at(deadline_s):
                 try:
-                    ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
-                    params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
+                    ids = [await self.encode(prompt, request_fields.field) for prompt in request_fields.prompts]
+                    params = body.params(self.most_tokens(request_fields, max(map(len, ids))), request_fields.logprobs)
                 finally:
                     self._opening -= answers  # from here on they are the engine's, or there are none
                 await work.open(ids, params, arrival_s, parent)
@@ -179,19 +179,19 @@ class Service:
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
-        """Yields ten events per second for the page: the engine's state, and the steps since the last event."""
+        """Yields ten events per second for the web page: the engine's state, and the steps since the last event."""
         engine, info = self.engine, self.engine.info
-        seen = engine.steps[-1].number if engine.steps else 0
+        last_number = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)
         try:
             yield _event({"info": {"name": self.model, **asdict(info)}})
             while not (engine.died.is_set() or engine.ending):
                 fresh = []
                 for line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
-                    if line.number <= seen:
+                    if line.number <= last_number:
                         break
                     fresh.append(asdict(line))
-                seen = fresh[0]["number"] if fresh else seen
+                last_number = fresh[0]["number"] if fresh else last_number
                 yield _event({"state": asdict(engine.state), "steps": fresh[::-1]})
                 await asyncio.sleep(LIVE_S)
         finally:
@@ -199,10 +199,10 @@ class Service:
 
 
 def make_app(service: Service, hosts: list[str] | None = None, alone: bool = True) -> FastAPI:
-    """Makes the application.  With `hosts`, the Host header of a request must name one of these hosts.
+    """Makes the FastAPI application.  With `hosts`, the Host header of a request must name one of these hosts.
 
-    With `alone` False, several replicas share the address.  There is no page, and no steps or metrics of one replica.
-    """
+    `alone=False` means that several replicas share the address.  Then the page, the steps and the metrics have no
+    route."""
     app = FastAPI(
         title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUSES
     )
@@ -274,8 +274,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/steps")
     async def steps() -> Response:
         def body() -> str:
-            each = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
-            return f'{{"now_s": {time.perf_counter()}, "steps": [{each}]}}'
+            lines = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
+            return f'{{"now_s": {time.perf_counter()}, "steps": [{lines}]}}'
 
         return Response(await asyncio.to_thread(body), media_type="application/json")
 
@@ -291,8 +291,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        again = {"retry-after": "1"}
-        headers = {408: {"x-should-retry": "false"}, 429: again, 503: {**again, "connection": "close"}}
+        retry_header = {"retry-after": "1"}
+        headers = {408: {"x-should-retry": "false"}, 429: retry_header, 503: {**retry_header, "connection": "close"}}
         return error.reply(headers.get(error.status))  # OpenAI's client would repeat what took too long
 
     @app.exception_handler(RequestValidationError)

@@ -1,4 +1,4 @@
-"""The server's side of the engine's process: starts the process, sends prompts, and gives each caller its tokens."""
+"""Controls the engine's process from the server: starts it, sends prompts, and gives each caller its tokens."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ STALLED_S = 60.0
 
 
 class EngineDied(RuntimeError):
-    """The error that the engine no longer works.  Everything that it was computing is lost."""
+    """Reports that the engine no longer works.  Everything that it was computing is lost."""
 
 
 @dataclass(eq=False)
 class Call:
-    """A prompt in the engine, with the times of its phases on the `perf_counter` clock."""
+    """Describes a prompt in the engine, with the times of its phases on the `perf_counter` clock."""
 
     key: int
     prompt_tokens: int
@@ -74,12 +74,12 @@ class Call:
 
     @property
     def ended(self) -> bool:
-        """Whether all answers to the prompt have ended."""
+        """Returns whether all answers to the prompt have ended."""
         return len(self.finish_reasons) == self.params.n
 
 
 class Inbox:
-    """A queue of tokens for one reader.  It holds at most all tokens of the answers, even if the reader is slow."""
+    """Queues tokens for one reader.  A slow reader cannot make the queue longer than all tokens of the answers."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
@@ -87,7 +87,7 @@ class Inbox:
         """Adds a call with its token, or an error after which no more tokens come."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Waits for at least one token, and returns some of the waiting tokens.  Raises an error that `put` got."""
+        """Waits for a token, and then returns some of the queued tokens.  Raises an error that `put` received."""
         arrived: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
@@ -103,10 +103,10 @@ class Inbox:
 
 
 class Engine:
-    """The engine's process.  Call `start` first.  All methods belong to one event loop.
+    """Controls the engine's process.  Call `start` first.  Call all methods from one event loop.
 
     `observe` is called with every step, and `gap` with the time between two tokens of an answer.  Each function in
-    `ended` is called with every call that has ended or was dropped.
+    `ended` is called with every `Call` that has ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -139,9 +139,9 @@ class Engine:
         self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._process_ended)
         first = asyncio.ensure_future(self._socket.recv())
-        lost = asyncio.ensure_future(self.died.wait())
-        await asyncio.wait((first, lost), return_when=asyncio.FIRST_COMPLETED)
-        lost.cancel()
+        death_task = asyncio.ensure_future(self.died.wait())
+        await asyncio.wait((first, death_task), return_when=asyncio.FIRST_COMPLETED)
+        death_task.cancel()
         if not first.done():
             first.cancel()
             raise ValueError(f"model: the engine's process ended with status {self._process.exitcode} while it loaded")
@@ -183,27 +183,27 @@ class Engine:
         arrival_s: float | None = None,
         trace_parent: str | None = None,
     ) -> list[Call]:
-        """Queues the prompts of a request between the same two steps.  The tokens go to `inbox`.
+        """Queues all prompts of a request at once, between two steps.  The tokens go to `inbox`.
 
-        Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended.  No
-        prompt of the request then stays in the engine."""
+        Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended.
+        After an error, the engine has no prompt of the request."""
         if self.died.is_set():
             raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         accepted = asyncio.get_running_loop().create_future()
-        about = (arrival_s, params, inbox, accepted, trace_parent)
-        calls = [Call(next(self._keys), len(ids), *about) for ids in prompts]
+        call_args = (arrival_s, params, inbox, accepted, trace_parent)
+        calls = [Call(next(self._keys), len(ids), *call_args) for ids in prompts]
         if not self.calls:
             self._heard_s = time.perf_counter()
         for call in calls:
             call.token_times_s = [[] for _ in range(params.n)]
             self.calls[call.key] = call
-        named = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
-        self._say(Submit(named, params, arrival_s))
+        ids_by_key = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
+        self._say(Submit(ids_by_key, params, arrival_s))
         try:
             await accepted
         except ValueError:
-            for key in named:
+            for key in ids_by_key:
                 del self.calls[key]
             raise
         except BaseException:
@@ -212,17 +212,17 @@ class Engine:
         return calls
 
     def drop(self, calls: Sequence[Call]) -> None:
-        """Aborts those of `calls` that have not ended."""
-        left = [call for call in calls if self.calls.pop(call.key, None)]
-        if left and not self.died.is_set():
-            self._say(Abort(tuple(call.key for call in left)))
-        for call, observer in itertools.product(left, self.ended):
+        """Aborts all `calls` that have not ended."""
+        open_calls = [call for call in calls if self.calls.pop(call.key, None)]
+        if open_calls and not self.died.is_set():
+            self._say(Abort(tuple(call.key for call in open_calls)))
+        for call, observer in itertools.product(open_calls, self.ended):
             observer(call)
 
     def watch(self, on: bool) -> None:
-        """Adds or removes a watcher.  While there is a watcher, steps on a CPU report the time of each op."""
-        before, self._watchers = self._watchers, self._watchers + (1 if on else -1)
-        if bool(before) != bool(self._watchers) and not self.died.is_set():
+        """Adds (`on=True`) or removes a watcher.  With a watcher, steps on a CPU report the time of each op."""
+        old_watchers, self._watchers = self._watchers, self._watchers + (1 if on else -1)
+        if bool(old_watchers) != bool(self._watchers) and not self.died.is_set():
             self._say(Watch(on))
 
     def _say(self, message: ToEngine) -> None:
@@ -239,7 +239,7 @@ class Engine:
                     self._stepped(message)
 
     def _stepped(self, message: Stepped) -> None:
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         self.state = message.state
         if message.step is not None:
             self.steps.append(message.step)
@@ -253,8 +253,8 @@ class Engine:
                 continue  # dropped since
             times = call.token_times_s[token.answer]
             if times:
-                self.gap(now - times[-1])
-            times.append(now)
+                self.gap(now_s - times[-1])
+            times.append(now_s)
             if token.finish_reason is not None:
                 call.finish_reasons[token.answer] = token.finish_reason
             call.inbox.put((call, token))
@@ -280,7 +280,7 @@ class Engine:
         self.calls.clear()
 
     def cut(self) -> None:
-        """Ends all calls with the tokens so far, because the server ends.  The readers drop their calls."""
+        """Ends all calls with the tokens so far, because the server ends.  The readers of the calls then drop them."""
         self.ending = True
         for call in self.calls.values():
             self._end(call, TimeoutError())

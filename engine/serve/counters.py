@@ -1,4 +1,4 @@
-"""Metrics for Prometheus.  Metrics with vLLM's names have vLLM's meaning; other names begin with `rooflab:`."""
+"""Counts metrics for Prometheus.  Metrics with vLLM's names have vLLM's meaning; other names begin with `rooflab:`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Counters:
-    """Observes an engine: every step when it has run, and each request when it has ended."""
+    """Updates the metrics after every step of an engine, and after the end of each request."""
 
     def __init__(self, engine: Engine, model: str):
         self.registry = CollectorRegistry()
@@ -47,8 +47,8 @@ class Counters:
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that answers got.")
         self._emitted = counter("vllm:spec_decode_num_emitted_tokens", "Tokens of answers from steps with drafts.")
-        places = "Accepted tokens, by their place in the draft."
-        self._accepted_at = counter("vllm:spec_decode_num_accepted_tokens_per_pos", places, "position")
+        help_text = "Accepted tokens, by their place in the draft."
+        self._accepted_at = counter("vllm:spec_decode_num_accepted_tokens_per_pos", help_text, "position")
         self._step = histogram("rooflab:step_seconds", "One step of the engine.")
         self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
 
@@ -68,15 +68,15 @@ class Counters:
                 self._drafted.inc(step.drafted)
                 self._accepted.inc(sum(step.accepted))
                 self._emitted.inc(step.tokens)
-                for place, count in enumerate(step.accepted):
-                    self._accepted_at.labels(*self._labels, str(place)).inc(count)
+                for position, count in enumerate(step.accepted):
+                    self._accepted_at.labels(*self._labels, str(position)).inc(count)
 
     def gap(self, seconds: float) -> None:
-        """Notes a gap between two tokens when it ends.  To note all gaps at a long answer's end took seconds."""
+        """Records the gap between two tokens at once.  To record all gaps at the end of a long answer took seconds."""
         self._itl.observe(seconds)
 
     def ended(self, call: Call) -> None:
-        """Notes the times of a request that has ended or was dropped."""
+        """Records the times of a request that has ended or was dropped."""
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
         for reason in reasons:
             self._success.labels(*self._labels, reason).inc()

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+"""Builds errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "time
 """The arguments of the `ApiError` for an answer that took too long."""
 _SHORT = 80
 """The most characters of a request's body that an error message shows."""
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = _SHORT
-_SHOWN.maxlevel = 1  # below, it would sort a dict of any size
+_SHORT_REPR = reprlib.Repr()
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _SHORT
+_SHORT_REPR.maxlevel = 1  # below, it would sort a dict of any size
 _NOT_YET = {
     **dict.fromkeys(("role", "tools", "tool_calls", "functions"), " (there are no tools yet)"),
     "type": " (there is nothing but text yet)",
@@ -30,7 +30,7 @@ _OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
 
 
 class ErrorBody(BaseModel):
-    """The error that a user sees."""
+    """Describes the error that a user sees."""
 
     message: str
     type: str
@@ -40,13 +40,13 @@ class ErrorBody(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """The body of every reply that is an error."""
+    """Describes the body of every error reply."""
 
     error: ErrorBody
 
 
 class ApiError(Exception):
-    """An error that the user sees, with its HTTP status."""
+    """Reports an error that the user sees, with its HTTP status."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -68,26 +68,26 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Chooses one of pydantic's errors: a wrong name (such as a part's `type`), else an unknown field, else a value,
-    else a type (a union reports the types of all its members).  Of equal errors the deepest counts."""
+    """Converts the first of pydantic's errors in this order: a wrong literal (a part's `type`), an unknown field, a
+    wrong value, a wrong type.  A union reports the types of all its members.  Of equal errors, takes the deepest."""
     ranks = {"literal_error": 3, "extra_forbidden": 2}
     first = max(errors, key=lambda err: (ranks.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
-    place = [str(part)[:_SHORT] for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]
+    path = [str(key)[:_SHORT] for key in first["loc"] if key != "body" and not _OF_UNION.fullmatch(str(key))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON: {first['ctx']['error']}")
     if first["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {place[-1]}{_NOT_YET.get(place[-1], '')}"
-        return ApiError(400, message, place[-1], "unknown_parameter")
+        message = f"Unrecognized request argument supplied: {path[-1]}{_NOT_YET.get(path[-1], '')}"
+        return ApiError(400, message, path[-1], "unknown_parameter")
     message = first["msg"].removeprefix("Value error, ")
-    if not place:  # a combination of fields, or no body at all
+    if not path:  # a combination of fields, or no body at all
         return ApiError(400, message, message.partition(":")[0] if first["type"] == "value_error" else None)
     if first["type"] == "value_error":
-        return ApiError(400, f"{'.'.join(place)}: {message}", place[0])
-    value = "an object" if isinstance(first["input"], dict) else _SHOWN.repr(first["input"])
-    got = "" if first["type"] == "missing" else f", got {value}"
-    return ApiError(400, f"{'.'.join(place)}: {message}{_NOT_YET.get(place[-1], '')}{got}", place[0])
+        return ApiError(400, f"{'.'.join(path)}: {message}", path[0])
+    value = "an object" if isinstance(first["input"], dict) else _SHORT_REPR.repr(first["input"])
+    suffix = "" if first["type"] == "missing" else f", got {value}"
+    return ApiError(400, f"{'.'.join(path)}: {message}{_NOT_YET.get(path[-1], '')}{suffix}", path[0])
 
 
 def _in_utf8(text: str) -> str:
-    """Escapes the parts of `text` that UTF-8 cannot hold, such as the lone surrogate of JSON's `"\\ud800"`."""
+    r"""Escapes the parts of `text` that UTF-8 cannot encode, such as the lone surrogate of JSON's `"\ud800"`."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The limits of a server, and the middleware that checks every request against them."""
+"""Defines the limits of a server, and the middleware that checks every request against these limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPEN_PATHS = ("/", "/health")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one server."""
+    """Holds the limits of one server."""
 
     max_queue: int = 256
     """The most answers that may wait for their first step, beside the answers that run."""
@@ -43,16 +43,16 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
-            if isinstance(value, int | float) and not value >= least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+            minimum = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
+            if isinstance(value, int | float) and not value >= minimum:
+                raise ValueError(f"{name}: expected at least {minimum}, got {value}")
         if self.api_key is not None and self.api_key.split() != [self.api_key]:
             raise ValueError("api_key: expected a text without white space")
 
 
 class Guard:
-    """The ASGI middleware before every route.  Notes the arrival time of a request.  Refuses a request with a wrong
-    head, and a too large body before it is read whole.  Answers HEAD like GET, but without a body."""
+    """Checks every request before its route (ASGI middleware).  Records the arrival time.  Refuses wrong headers, and
+    refuses a too large body before all of it is read.  Answers HEAD like GET, but without a body."""
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
@@ -103,15 +103,15 @@ class Guard:
             return ApiError(400, f"host: expected {self.hosts[0]} (or another --host), got {host[:80]!r}")
         if {b"content-length", b"transfer-encoding"} <= headers.keys():  # a proxy may go by the other one
             return ApiError(400, "http: expected Content-Length or Transfer-Encoding, got both")
-        head = (scope["path"], scope["query_string"], *(text for pair in scope["headers"] for text in pair))
+        head = (scope["path"], scope["query_string"], *(text for header in scope["headers"] for text in header))
         if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
         free = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
         if self.limits.api_key is not None and not free:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
-            right = secrets.compare_digest(key.strip(), self.limits.api_key.encode())
-            if not right or scheme.lower() != b"bearer":
+            key_matches = secrets.compare_digest(key.strip(), self.limits.api_key.encode())
+            if not key_matches or scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             return ApiError(415, "content-encoding: expected a body that is not compressed")

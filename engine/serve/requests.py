@@ -1,7 +1,7 @@
 """Defines the fields that a request may have: OpenAI's fields, and the fields that vLLM adds.
 
-A field of OpenAI's that this server does not support may only be null, false or empty.  Names, types and ranges are
-those of OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and
+If this server does not support a field of OpenAI, the field may only be null, false or empty.  Names, types and ranges
+are the same as in OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and
 `ignore_eos` come from vLLM.
 """
 
@@ -44,15 +44,15 @@ Biases = Annotated[
 
 
 class Strict(BaseModel):
-    """A model that refuses unknown fields, values of the wrong type, and numbers that are not finite."""
+    """Refuses unknown fields, values of the wrong type, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Removes unknown fields without effect (null, false or empty): OpenAI's client sends many by `model_dump()`.
-        Of other unknown fields only the first stays, as an error, because there may be a million."""
+        """Removes unknown fields that are null, false or empty, because OpenAI's client sends many (`model_dump()`).
+        Of other unknown fields only the first stays and causes an error, because there may be a million."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
@@ -62,7 +62,7 @@ class Strict(BaseModel):
 
 
 class Asked(NamedTuple):
-    """The fields that have different names in a completion and a chat."""
+    """Holds the fields that have different names in a completion request and a chat request."""
 
     field: str
     prompts: Sequence[Prompt]
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
 
 
 class StreamOptions(Strict):
-    """Options for what a stream carries beside the tokens."""
+    """Selects what a stream contains beside the tokens."""
 
     include_usage: bool = False
     """Whether the stream has a last event with the numbers of tokens."""
@@ -85,7 +85,7 @@ class StreamOptions(Strict):
 
 
 class Sampling(Strict):
-    """The fields that completions and chats have in common."""
+    """Defines the fields that completion requests and chat requests have in common."""
 
     model: Label
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -116,10 +116,10 @@ class Sampling(Strict):
         return self
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Returns the request's settings for the engine.  Raises `ValueError` on a combination it cannot serve."""
-        same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        """Returns the request's settings for the engine.  Raises `ValueError` on settings that cannot be combined."""
+        settings = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return SamplingParams(
-            **{"temperature": None, **same},
+            **{"temperature": None, **settings},
             max_tokens=max_tokens,
             top_k=None if self.top_k is None else max(self.top_k, 0),
             seed=None if self.seed is None else self.seed % 2**63,
@@ -131,7 +131,7 @@ class Sampling(Strict):
 
 
 class CompletionRequest(Sampling):
-    """The body of `POST /v1/completions`."""
+    """Describes the body of `POST /v1/completions`."""
 
     prompt: (
         str
@@ -143,21 +143,21 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """Returns the fields that have different names in a chat."""
+        """Returns the fields that have different names in a chat request."""
         single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 
 class TextPart(Strict):
-    """A part of a message's content.  Only parts of type text are served."""
+    """Describes a part of a message's content.  Only parts of the type `text` are supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(Strict):
-    """A message of a chat."""
+    """Describes a message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
@@ -173,7 +173,7 @@ class Message(Strict):
         return self
 
     def plain(self) -> dict[str, str]:
-        """Returns the message in the format that chat templates take."""
+        """Returns the message in the format that chat templates expect."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -183,7 +183,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES
 
 
 class ChatRequest(Sampling):
-    """The body of `POST /v1/chat/completions`."""
+    """Describes the body of `POST /v1/chat/completions`."""
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -191,12 +191,12 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> Asked:
-        """Returns the fields that have different names in a completion."""
-        name, most = "max_completion_tokens", self.max_completion_tokens
-        if most is None:
-            name, most = "max_tokens", self.max_tokens
+        """Returns the fields that have different names in a completion request."""
+        name, max_tokens = "max_completion_tokens", self.max_completion_tokens
+        if max_tokens is None:
+            name, max_tokens = "max_tokens", self.max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return Asked("messages", [[message.plain() for message in self.messages]], name, most, None, logprobs)
+        return Asked("messages", [[message.plain() for message in self.messages]], name, max_tokens, None, logprobs)
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
@@ -208,7 +208,7 @@ class ChatRequest(Sampling):
 
 
 class TokenizeRequest(Strict):
-    """The body of `POST /tokenize`: a text or a chat."""
+    """Describes the body of `POST /tokenize`: a text or a chat."""
 
     model: Label | None = None
     prompt: str | None = None

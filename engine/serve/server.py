@@ -37,12 +37,11 @@ SLOW_READER_S = 60.0
 
 
 class ClientConnection(H11Protocol):
-    """A connection of uvicorn.  Its requests must arrive within `receive_s`, and its errors have OpenAI's format.
+    """Handles a connection of uvicorn.  A request must arrive within `receive_s` seconds.  Errors have OpenAI's format.
 
-    This class uses h11, which takes about 0.2 ms per request and 5 us per event more of a core (2-core Xeon) than
-    httptools.  But httptools does not limit a request's head, sends chunks to HTTP/1.0 clients, and loses the body of a
-    request that offers HTTP/2.  Java's client offers HTTP/2 with every request.
-    """
+    This class uses h11.  On a 2-core Xeon, h11 takes about 0.2 ms more CPU time per request than httptools, and 5 us
+    more per event.  But httptools does not limit a request's headers, sends chunks to HTTP/1.0 clients, and loses the
+    body of a request that offers HTTP/2.  Java's client offers HTTP/2 with every request."""
 
     def __init__(self, *arguments: Any, receive_s: float, **named: Any):
         super().__init__(*arguments, **named)
@@ -58,7 +57,7 @@ class ClientConnection(H11Protocol):
             self._late = self.loop.call_later(self._receive_s, self._too_late)
 
     def pause_writing(self) -> None:
-        """Overrides uvicorn's method.  If the reader stays slow, closes the connection, which would never end."""
+        """Overrides uvicorn's method.  Closes a connection with a slow reader, which would otherwise never end."""
         super().pause_writing()
         self._slow = self.loop.call_later(SLOW_READER_S, self.transport.abort)
 
@@ -93,8 +92,8 @@ class ClientConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """The uvicorn server of an engine.  On SIGTERM and SIGINT it refuses new requests, and ends when all answers have
-    ended.
+    """Runs the uvicorn server of an engine.  After SIGTERM or SIGINT the server refuses new requests, and ends when all
+    answers have ended.
 
     A second signal ends the server at once."""
 
@@ -109,7 +108,7 @@ class Server(uvicorn.Server):
         self.should_exit, self._service.draining = self._service.draining, True
 
     async def startup(self, sockets: list[Socket] | None = None) -> None:
-        """Starts to listen.  Uvicorn calls this at its start."""
+        """Starts to listen for connections.  Uvicorn calls this method at its start."""
         await super().startup(sockets)
         self._say(f"{self._url} answers; SIGTERM or Ctrl-C ends it")
 
@@ -125,7 +124,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or engine.died.is_set()
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
-        """Ends all calls and waits for the replies to end.  Uvicorn calls this last."""
+        """Ends all prompts in the engine and waits for the replies to end.  Uvicorn calls this last."""
 
         def hang_up() -> None:
             for connection in list(self.server_state.connections):
@@ -138,7 +137,7 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> Socket:
-    """Returns a socket bound to `host` and `port`, for this process alone.  Raises `ValueError` on a taken port."""
+    """Binds a socket to `host` and `port` for this process alone.  Raises `ValueError` if the port is taken."""
     socket = Socket(AF_INET6 if ":" in host else AF_INET)
     socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     try:
@@ -157,10 +156,10 @@ def url_of(host: str, port: int) -> str:
 
 
 async def service_of(engine: Engine, options: Mapping[str, Any], name: str | None, limits: Limits) -> Service:
-    """Starts `engine`, which was made of `options`, and returns the service with its name and tokenizer.
+    """Starts `engine` and returns its service.  `options` are the options of the engine, and `name` is the model's
+    name.
 
-    Raises `ValueError` if the model cannot be loaded.
-    """
+    Raises `ValueError` if the model cannot be loaded."""
     await engine.start()
     model, dummy = str(options["model"]), options.get("dummy")
     texts: Texts = Numbers(engine.info.vocab_size) if dummy else await asyncio.to_thread(Tokenizer, path_of(model))
@@ -198,11 +197,11 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes.  `say` gets lines for the user.
+    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal comes.  `say` gets lines to
+    print.
 
-    Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends before
-    the server.
-    """
+    Raises `ValueError` if the port is taken or the model cannot be loaded.  Raises `EngineDied` if the engine ends
+    before the server."""
     socket = bound(host, port)  # it listens when the model is loaded
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is often 1,024: fewer connections than asked
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Replies that are cancelled when their reader disconnects."""
+"""Cancels the work on a reply when the reader of the reply disconnects."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events.  Each event is sent as soon as it is made.
+    """Sends a stream of server-sent events.  Each event is sent as soon as it is made.
 
-    The generator `events` is closed when the reader disconnects.  Then `close` is called, even if no event was made.
-    """
+    The generator `events` is closed when the reader disconnects.  Then `close` is called, even if no event was made."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]):
         # A proxy must neither keep a stream nor gather its events.

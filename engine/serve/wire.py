@@ -1,4 +1,4 @@
-"""The messages between the server's process and the engine's process.  They are pickled and sent by ZeroMQ."""
+"""Defines the messages between the server's process and the engine's process.  ZeroMQ sends messages as pickles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The message that queues the prompts of a request."""
+    """Asks the engine to queue the prompts of a request."""
 
     prompts: dict[int, list[int]]
     """The token ids of each prompt, by the key that the server gave the prompt."""
@@ -22,26 +22,26 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The message that drops all answers to these prompts."""
+    """Asks the engine to drop all answers to the prompts `keys`."""
 
     keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The message that turns the timing of each op on or off."""
+    """Asks the engine to turn the timing of each op on or off."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The message that ends the engine's process."""
+    """Asks the engine's process to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The message that the model is loaded, with the model's sizes and the kernels that serve."""
+    """Tells the server that the model is loaded, with the model's sizes and the kernels in use."""
 
     model: str
     """The name of the model's architecture."""
@@ -58,14 +58,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class ModelNotLoaded:
-    """The message that the model cannot be loaded, with the reason."""
+    """Tells the server that the model cannot be loaded, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The message that the engine has queued all prompts of a request, or has refused the request."""
+    """Tells the server that the engine has queued all prompts of a request, or has refused the request."""
 
     key: int
     """The key of the request's first prompt."""
@@ -74,7 +74,7 @@ class Queued:
 
 
 class Token(NamedTuple):
-    """One token of an answer."""
+    """Describes one token of an answer."""
 
     key: int
     answer: int
@@ -87,7 +87,7 @@ class Token(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The start of a prompt: the first step that computes tokens of the prompt."""
+    """Describes the start of a prompt: the first step that computes tokens of the prompt."""
 
     key: int
     time_s: float
@@ -98,7 +98,7 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The numbers of sequences and pages between two steps."""
+    """Holds the numbers of sequences and pages between two steps."""
 
     running: int = 0
     waiting: int = 0
@@ -111,7 +111,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """The work of one step, and its times."""
+    """Describes the work of one step, and its times."""
 
     number: int
     begin_s: float
@@ -153,7 +153,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The message after a step, or after requests were dropped between two steps."""
+    """Tells the server the result of a step, or that requests were dropped between two steps."""
 
     state: State
     step: StepLine | None = None

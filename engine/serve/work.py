@@ -1,4 +1,4 @@
-"""One request while the engine works on it: the calls, and the answers that grow with each token."""
+"""Handles one request while the engine works on it: queues its prompts, and builds its answers token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT_S = 15.0
 
 
 class RequestWork:
-    """The calls of one request.  `open` queues the calls, and `close` drops the calls that have not ended."""
+    """Holds the prompts of one request (calls).  `open` queues the calls, and `close` drops the unfinished calls."""
 
     def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
         self.format = format
@@ -28,19 +28,19 @@ class RequestWork:
         self._answers: dict[tuple[int, int], Answer] = {}
 
     async def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *about: Any) -> None:
-        """Queues the prompts.  `about` holds the next arguments of `Engine.submit`.  Raises `ValueError` if the engine
-        refuses a prompt; then no prompt is queued."""
+        """Queues the prompts.  `about` holds the remaining arguments of `Engine.submit`.  If the engine refuses a
+        prompt, raises `ValueError` and queues no prompt."""
         self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
-        numbers = ((call.key, number) for call in self.calls for number in range(params.n))
-        self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
+        answer_keys = ((call.key, number) for call in self.calls for number in range(params.n))
+        self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the calls that have not ended.  The reader of `events` calls this: an unstarted generator cannot."""
+        """Drops the unfinished calls.  The reader of `events` calls this, because an unstarted generator cannot."""
         self._engine.drop(self.calls)
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The numbers of tokens so far, with OpenAI's names.  A prompt with several answers counts once."""
+        """Returns the numbers of tokens so far, with OpenAI's names.  A prompt with several answers counts once."""
         prompt = sum(call.prompt_tokens for call in self.calls)
         completion = sum(answer.count for answer in self._answers.values())
         return {
@@ -51,11 +51,10 @@ class RequestWork:
         }
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
-        """Yields lists of pieces until every answer has ended.  Open answers are cut at the deadline, or when the
-        server ends.  Yields an empty list after each `SILENT_S` seconds without a token.
+        """Yields lists of answer pieces until every answer has ended.  Unfinished answers are cut off at the deadline,
+        or when the server ends.  Yields an empty list after each `SILENT_S` seconds without a token.
 
-        Raises `EngineDied`.
-        """
+        Raises `EngineDied` if the engine ends."""
         loop, open_answers = asyncio.get_running_loop(), dict(self._answers)
         while open_answers:
             try:
@@ -97,10 +96,9 @@ class RequestWork:
             yield ApiError(500, str(error)).event()
 
     async def whole(self) -> bytes:
-        """Returns the body of a whole reply.  A second thread makes the body, not the event loop's thread.
+        """Returns the body of a reply that is not a stream.  A second thread builds the body, not the event loop's.
 
-        Raises `EngineDied`, and `ApiError` with status 408 if the request times out.
-        """
+        Raises `EngineDied` if the engine ends, and `ApiError` with status 408 if the request times out."""
         texts: dict[int, list[AnswerPiece]] = {}
         async for pieces in self.pieces():
             for piece in pieces:
@@ -114,6 +112,6 @@ class RequestWork:
         return self.format.whole(choices, self.usage)
 
     def _joined(self, pieces: Sequence[AnswerPiece]) -> AnswerPiece:
-        shown = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-        logprobs = self.format.joined(shown) if shown else None
+        piece_logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        logprobs = self.format.joined(piece_logprobs) if piece_logprobs else None
         return AnswerPiece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason, logprobs)

@@ -1,4 +1,4 @@
-"""The engine's process: takes requests between steps, and sends a description of each step after it."""
+"""Runs the engine in its own process.  Takes requests between steps, and sends a description after each step."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
-    """Loads `LLM(**options)` and serves the server at `address` until the server says `Stop` or has ended.
+    """Loads `LLM(**options)` and works for the server at `address` until the server sends `Stop` or has ended.
 
-    `threads` is the number of torch's threads on a CPU.  None keeps torch's own number.
+    `threads` is the number of torch's threads on a CPU.  None keeps torch's default.
     """
     threading.Thread(target=_end_with_server, args=(address,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
@@ -69,7 +69,7 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
 
 
 def _end_with_server(address: str) -> None:
-    """Ends this process as soon as its server has ended, for any reason and during any work."""
+    """Waits until the server has ended for any reason, and then ends this process, even in the middle of a step."""
     server = multiprocessing.parent_process()
     if server is not None:  # it is, where `run` is the target of a process
         server.join()
@@ -78,7 +78,7 @@ def _end_with_server(address: str) -> None:
 
 
 def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
-    """Returns the fields of a `StepLine` that describe the step's drafts.  Returns no fields without drafts."""
+    """Returns the fields of a `StepLine` that describe the step's drafts, or an empty dict without drafts."""
     if speculated is None:
         return {}
     parts = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
@@ -102,7 +102,7 @@ class Worker:
         self._watching = ExitStack()
 
     def run(self) -> None:
-        """Runs steps until the server says `Stop`."""
+        """Runs steps until the server sends `Stop`."""
         while True:
             if not self.llm.has_work:
                 self._socket.poll()
@@ -115,7 +115,7 @@ class Worker:
                 self._step()
 
     def say(self, message: FromEngine) -> None:
-        """Sends a message without waiting."""
+        """Sends a message to the server without waiting."""
         self._socket.send(pickle.dumps(message))
 
     def _take(self, message: Submit | Abort | Watch) -> None:
@@ -159,9 +159,9 @@ class Worker:
         core, blocks = self.llm.core, self.llm.scheduler.blocks
         evicted, self._steps = blocks.evicted, self._steps + 1
         waits = run_times() if self.llm.device.type == "cpu" else None
-        began = time.perf_counter()
-        got = self.llm.step()
-        ended = time.perf_counter()
+        begin_s = time.perf_counter()
+        sequences = self.llm.step()
+        end_s = time.perf_counter()
         step, ops = core.last, {op: sum(times) for op, times in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
@@ -169,13 +169,13 @@ class Worker:
         for chunk in chunks:
             if chunk.sequence in self._fresh:
                 self._fresh.remove(chunk.sequence)
-                started.append(Started(self._name[chunk.sequence][0], began, chunk.start))
-        tokens = tuple(token for sequence in dict.fromkeys(got) for token in self._tokens(sequence))
+                started.append(Started(self._name[chunk.sequence][0], begin_s, chunk.start))
+        tokens = tuple(token for sequence in dict.fromkeys(sequences) for token in self._tokens(sequence))
         state = self._state()
         line = StepLine(
             number=self._steps,
-            begin_s=began,
-            end_s=ended,
+            begin_s=begin_s,
+            end_s=end_s,
             num_decodes=step.num_decodes if step else 0,
             decode_keys=int(self.llm.runner.batch.seq_lens[: step.num_decodes].sum()) if step else 0,
             prompt_tokens=sum(chunk.end - chunk.start for chunk in chunks),
@@ -192,15 +192,15 @@ class Worker:
         self.say(Stepped(state, line, tokens, tuple(started)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
-        """Returns the tokens of a sequence that were not sent yet.  Forgets a sequence that has ended."""
-        key, number, begin = self._name[sequence]
+        """Returns the tokens of a sequence that were not sent to the server yet.  Forgets an ended sequence."""
+        key, number, num_sent = self._name[sequence]
         ids = sequence.output_ids
         self._name[sequence] = key, number, len(ids)
-        shown = sequence.logprobs if sequence.params.logprobs is not None else None
+        logprobs = sequence.logprobs if sequence.params.logprobs is not None else None
         last = len(ids) - 1 if sequence.finish_reason is not None else -1
         tokens = [
-            Token(key, number, ids[at], sequence.finish_reason if at == last else None, shown[at] if shown else None)
-            for at in range(begin, len(ids))
+            Token(key, number, ids[i], sequence.finish_reason if i == last else None, logprobs[i] if logprobs else None)
+            for i in range(num_sent, len(ids))
         ]
         if sequence.finish_reason is not None:
             self._forget(sequence)

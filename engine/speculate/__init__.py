@@ -1,1 +1,1 @@
-"""Speculation: several tokens per step.  Drafters propose tokens, and one forward of the model verifies all of them."""
+"""Implements speculative decoding: drafters propose tokens, and one forward pass of the model verifies all of them."""

@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """The files of a drafter, checked and opened."""
+    """Describes a drafter: its rows per step, its architecture and its weights.  Its files are checked and opened."""
 
     rows: int = 1
     """The most rows of a sequence in a step."""
@@ -47,10 +47,9 @@ def opened(
     device: torch.device,
     open_model: Callable[[str], Opened],
 ) -> DraftSource:
-    """Checks and opens the draft that `asked` names for the model of `arch`.  A head is read in `dtype` on `device`.
+    """Checks and opens the drafter in `asked` for the model of `arch`.  An EAGLE head is read in `dtype` on `device`.
 
-    Raises `ValueError` on files that are no draft, on a draft with another vocabulary, or with a shorter context.
-    """
+    Raises `ValueError` if the files hold no drafter, or if the drafter has another vocabulary or a shorter context."""
     if asked is None:
         return DraftSource()
     rows = asked.rows(max_model_len)
@@ -69,8 +68,8 @@ def opened(
         if getattr(draft_arch, name) != size:
             raise ValueError(f"draft: expected {name} {size}, got {getattr(draft_arch, name)} ({draft_arch.name})")
     if draft_arch.max_position < max_model_len:
-        got = f"one for {draft_arch.max_position} ({draft_arch.name})"
-        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {got}")
+        actual = f"one for {draft_arch.max_position} ({draft_arch.name})"
+        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {actual}")
     if asked.kind == "eagle":
         return DraftSource(rows, draft_arch, read_head(files, draft_arch, dtype, device).items())
     if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
@@ -86,10 +85,9 @@ def build(
     swap: Mapping[str, str] | None,
     interpret: bool,
 ) -> Speculator | None:
-    """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of the runner.
+    """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of `SpeculativeRunner`.
 
-    Reads a draft model's weights.  Raises `ValueError` if these weights do not fit the model, or if no kernel can run.
-    """
+    Reads the weights of a draft model.  Raises `ValueError` on weights of wrong shapes, or if no kernel can run."""
     if asked is None:
         return None
     runner = SpeculativeRunner(*about)

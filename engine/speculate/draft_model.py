@@ -1,4 +1,4 @@
-"""Drafts by a smaller model, one token after another (Leviathan et al., arXiv 2211.17192)."""
+"""Drafts tokens with a smaller model, one token after another (Leviathan et al., arXiv 2211.17192)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
 class Chain(Drafter, ABC):
-    """Drafts a token from the token before it.  The keys and values are in pages with the same numbers as the model's
-    pages.
+    """Drafts tokens one after another, each from the token before it.  The drafter's KV cache has the same page numbers
+    as the model's KV cache.
 
-    A drafted token is drawn with the settings, the seed and the position of its request.  The model's draw has the same
-    noise, so that both draws agree more often.  Only the model applies penalties and biases."""
+    A drafted token is drawn with the settings, the seed and the position of its request.  The model draws with the same
+    random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner
@@ -39,7 +39,7 @@ class Chain(Drafter, ABC):
         self.cache = self.runner.new_cache(self.model.arch, num_blocks)
 
     def ops_of(self, inputs: StepInput) -> SimpleNamespace:
-        """Returns the kernels for all tokens of a step."""
+        """Returns the drafter's kernels for a step that computes all tokens of `inputs`."""
         n = len(inputs.seq_lens)
         return self.ops.step(n, len(inputs.token_ids) - n)
 
@@ -49,10 +49,10 @@ class Chain(Drafter, ABC):
         sequences, counts = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
         batch, size, device = self.runner.batch, self.runner.block_size, self.runner.device
         rows = np.array([sequence.row for sequence in sequences])
-        place = partial(on_device, device=device)
-        tokens = place(np.array([sequence.token_ids[-1] for sequence in sequences]))
+        to_device = partial(on_device, device=device)
+        tokens = to_device(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
-        drawn: list[torch.Tensor] = []
+        drawn_tokens: list[torch.Tensor] = []
         for index in range(int(counts[0])):
             n = int((counts > index).sum())
             if n < len(tokens):
@@ -61,13 +61,13 @@ class Chain(Drafter, ABC):
             table = batch.block_table[rows[:n], : int(batch.num_blocks[rows[:n]].max())]
             slots = table[np.arange(n), positions // size].astype(np.int64) * size + positions % size
             lens = (positions + 1).astype(np.int32)
-            inputs = StepInput(tokens[:n], place(positions), place(slots), place(table), place(lens))
+            inputs = StepInput(tokens[:n], to_device(positions), to_device(slots), to_device(table), to_device(lens))
             ops = self.ops.step(n)
             logits, state = self.forward(inputs, ops, state[:n])
-            tokens = sampling.sample(ops.sample, logits, place(positions + 1))[0]
-            drawn.append(tokens)
+            tokens = sampling.sample(ops.sample, logits, to_device(positions + 1))[0]
+            drawn_tokens.append(tokens)
         drafts: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}
-        for tokens in drawn:  # read at the end, so that the device does not wait for the host after each token
+        for tokens in drawn_tokens:  # read at the end, so that the device does not wait for the host after each token
             for draft, token in zip(drafts.values(), tokens.tolist(), strict=False):  # the shorter drafts have ended
                 draft.append(token)
         return drafts
@@ -78,21 +78,21 @@ class Chain(Drafter, ABC):
 
     @abstractmethod
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits (rows, vocab_size) of the next tokens, and the next `state`."""
+        """Returns the logits `[rows, vocab_size]` of the next tokens, and the `state` for the next call."""
 
 
 class ModelDrafter(Chain):
-    """A draft model with the model's vocabulary.  It also computes the model's tokens, for their keys and values."""
+    """Drafts with a smaller model of the same vocabulary.  Also computes all other tokens, to fill its own KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits (rows, vocab_size) of the next tokens, as `Chain.forward` does.  The state stays empty."""
+        """Returns the logits `[rows, vocab_size]` of the next tokens, and `state`, which stays empty."""
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Computes all tokens of the step, to write their keys and values: the tokens of prompts, of rows without a
-        draft, and the last token of each draft.  The drafter has drawn that last token but not computed it."""
+        """Writes the keys and values of all tokens of the step to the drafter's cache.  The drafter has not computed
+        these tokens before: tokens of prompts, of rows without a draft, and the last token of a draft."""
         first = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
         inputs = replace(inputs, drawn=first)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

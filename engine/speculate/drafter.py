@@ -1,4 +1,4 @@
-"""The interface of drafters, the options of speculation, and the counts of a step's drafts."""
+"""Defines the interface of drafters, the options of speculation, and the counts of a step's drafts."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ MOST_TOKENS = 16
 
 
 class Drafter:
-    """The interface of drafters.  This base class proposes no tokens."""
+    """Defines the interface of drafters.  This base class proposes no tokens."""
 
     reads_hidden = False
     """Whether the drafter needs the hidden states of the model's steps."""
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Returns the decoding sequences for which a draft pays, each with the number of tokens to draft."""
+        """Returns the decoding sequences that should get a draft, each with the number of tokens to draft."""
         return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Returns a draft for each sequence that `wants` named: at least one token, at most the number asked for."""
+        """Returns a draft for each sequence in `drafting`: at least one token, at most the number given with it."""
         return {}
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the drafter's own pages, if it has any."""
+        """Allocates the pages of the drafter's own KV cache, if it has a cache."""
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Gets the tensors of each step after the model's forward: first the rows of `decoding`, in this order with
-        drafts last, then the rows of chunks.  With `reads_hidden`, `hidden` holds the hidden states of all rows."""
+        """Receives the tensors of each step after the model's forward pass.  The rows of `decoding` come first (drafts
+        last), then the rows of prompt chunks.  With `reads_hidden`, `hidden` holds the states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Tells the drafter how many tokens each sequence gets, before they are appended.  `states` (sequences, H) are
-        the hidden states from which the last of these tokens were drawn.  Called only with `reads_hidden`."""
+        """Receives the number of new tokens of each sequence, before the tokens are appended.  `states` `[sequences,
+        H]` holds the hidden state that gave each sequence's last new token.  Called only with `reads_hidden`."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """The options of speculation.  Raises `ValueError` on an unknown kind or a number out of range."""
+    """Holds the options of speculative decoding.  Raises `ValueError` on an unknown kind or a number out of range."""
 
     kind: str
     num_tokens: int = 4
@@ -67,30 +67,30 @@ class Speculation:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Returns the most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
+        """Returns the maximum rows of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
         if self.num_tokens > max_model_len - 2:
-            least = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
-            raise ValueError(f"num_speculative_tokens: expected at most {least}, got {self.num_tokens}")
+            limit = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
+            raise ValueError(f"num_speculative_tokens: expected at most {limit}, got {self.num_tokens}")
         return 1 + self.num_tokens
 
 
 def speculation(
     kind: str | None, num_tokens: int, draft: str | Path | None, kv_cache: bool, overlap: bool | None
 ) -> Speculation | None:
-    """Returns the options of speculation, or None if `kind` is None.  Raises `ValueError` on options that conflict."""
+    """Returns the options of speculation, or None if `kind` is None.  Raises `ValueError` if options conflict."""
     if kind is None:
         if draft is not None:
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
         return None
     if overlap or not kv_cache:
-        got = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
-        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {got}")
+        actual = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {actual}")
     return Speculation(kind, num_tokens, draft)
 
 
 @dataclass(slots=True)
 class Speculated:
-    """The counts of a step's drafts, and the seconds of the step's parts."""
+    """Holds the counts of a step's drafts, and the seconds of each part of the step."""
 
     accepted_at: list[int]
     """For each position in a draft, the number of tokens that were accepted there."""
@@ -104,13 +104,13 @@ class Speculated:
     """The number of tokens of all drafts."""
 
     def note(self, drafted: int, accepted: int) -> None:
-        """Adds a draft of which the first `accepted` tokens were accepted."""
+        """Counts a draft of `drafted` tokens.  The model accepted its first `accepted` tokens."""
         self.drafts += 1
         self.drafted += drafted
-        for place in range(accepted):
-            self.accepted_at[place] += 1
+        for position in range(accepted):
+            self.accepted_at[position] += 1
 
     @property
     def accepted(self) -> int:
-        """The number of drafted tokens that were accepted."""
+        """Returns the number of drafted tokens that the model accepted."""
         return sum(self.accepted_at)

@@ -1,8 +1,8 @@
-"""Drafts by EAGLE: one decoder layer predicts the next hidden state (Li et al., arXiv 2401.15077).
+"""Drafts tokens with EAGLE: one decoder layer predicts the next hidden state (Li et al., arXiv 2401.15077).
 
-The draft is a chain of tokens, not a tree.  The layer reads the model's hidden state before the newest token, which the
-previous step computed.  After a prefix that was found in the KV cache this state is not known.  Then the state is 0,
-which lowers the acceptance of the first drafts only.
+A draft is a chain of tokens, not a tree.  The layer reads the hidden state from which the model drew the newest token.
+The previous step computed this state.  If the previous tokens were found in the KV cache, the state is not known.  Then
+the state is 0, which lowers the acceptance rate of the first drafts only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LAYER = "layers.0."
 def read_head(
     files: Sequence[Path], arch: Architecture, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Reads the tensors of an EAGLE head: the product of an embedding and a hidden state, and a decoder layer without a
-    norm before its attention.  Raises `ValueError` if a tensor is missing or has another shape."""
+    """Reads an EAGLE head: a linear layer on an embedding and a hidden state, and a decoder layer without a norm before
+    its attention.  Raises `ValueError` if a tensor is missing or has another shape."""
     stored = {name: tensor for file in files for name, tensor in read_safetensors(file, option="draft")}
     layer = {name.removeprefix("model."): shape for name, shape in parameter_shapes(arch).items()}
     shapes = {name: shape for name, shape in layer.items() if _LAYER in name and "input_layernorm" not in name}
@@ -42,17 +42,17 @@ def read_head(
     shapes |= {"fc.weight": (H, 2 * H)} | ({"fc.bias": (H,)} if "fc.bias" in stored else {})
     for name, shape in shapes.items():
         if name not in stored or tuple(stored[name].shape) != shape:
-            got = tuple(stored[name].shape) if name in stored else "none"
-            raise ValueError(f"draft: expected {name} of shape {shape}, got {got}")
+            actual = tuple(stored[name].shape) if name in stored else "none"
+            raise ValueError(f"draft: expected {name} of shape {shape}, got {actual}")
     return {name: stored[name].to(device, dtype) for name in shapes}  # others, as the embedding, are the model's own
 
 
 class EagleDrafter(Chain):
-    """A layer that takes a token's embedding and the hidden state before the token.  It returns the token's hidden
-    state.
+    """Drafts with a decoder layer.  Its inputs are a token's embedding and the previous token's hidden state, and its
+    output is the token's hidden state.
 
-    The pages have the same numbers as the model's pages.  A draft writes a token's entry from a predicted hidden state.
-    The step that computes the token writes the entry again, from the model's own hidden state."""
+    The drafter's KV cache has the same page numbers as the model's cache.  A draft writes keys and values from
+    predicted hidden states.  The step that verifies the draft writes both again, from the model's own hidden states."""
 
     reads_hidden = True
 
@@ -68,44 +68,44 @@ class EagleDrafter(Chain):
         """For each sequence, a position and the model's hidden state (H,) before the token at that position."""
 
     def begin(self, sequences: Sequence[EngineSequence]) -> torch.Tensor:
-        """Returns the model's hidden states before the newest tokens."""
+        """Returns for each sequence the hidden state from which the model drew the newest token."""
         return self._states(sequences, [len(sequence.token_ids) - 1 for sequence in sequences])
 
     def forward(self, inputs: StepInput, ops: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the logits from the model's output head, and the next hidden states, as `Chain.forward` does."""
+        """Returns the logits of the model's output head, and the predicted hidden states as the next `state`."""
         hidden = self._next_states(inputs, ops, state)
         logits: torch.Tensor = self.runner.ops.step(len(hidden)).gemm(hidden, self.runner.model.lm_head)
         return logits, hidden
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Keeps the hidden states for the next drafts."""
+        """Keeps `states`, the hidden states from which the next drafts start."""
         for sequence, count, state in zip(sequences, counts, states, strict=True):
             self._hidden[sequence] = (len(sequence.token_ids) - 1 + count, state)
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step, each from the hidden state before the token."""
+        """Writes the keys and values of all tokens of the step, each from the hidden state of the previous token."""
         assert hidden is not None, "the runner gives what the drafter reads"
         n = len(inputs.seq_lens)
         sequences = [*decoding, *(chunk.sequence for chunk in step.chunks)]
-        firsts, ends = np.arange(n), np.empty(0, np.int64)
+        firsts, chunk_ends = np.arange(n), np.empty(0, np.int64)
         if inputs.chunks is not None:
             bounds = inputs.chunks.cu_seqlens.cpu().numpy().astype(np.int64) + n
-            firsts, ends = np.concatenate([firsts, bounds[:-1]]), bounds[len(bounds) - len(step.chunks) :]
+            firsts, chunk_ends = np.concatenate([firsts, bounds[:-1]]), bounds[len(bounds) - len(step.chunks) :]
         positions = inputs.positions.cpu().numpy()[firsts].tolist()
-        before = torch.cat([hidden[:1], hidden[:-1]])
-        before[on_device(firsts, self.runner.device)] = self._states(sequences, positions)
-        self._next_states(replace(inputs, drawn=None), self.ops_of(inputs), before)
-        for chunk, end in zip(step.chunks, ends, strict=True):
+        previous_states = torch.cat([hidden[:1], hidden[:-1]])
+        previous_states[on_device(firsts, self.runner.device)] = self._states(sequences, positions)
+        self._next_states(replace(inputs, drawn=None), self.ops_of(inputs), previous_states)
+        for chunk, end in zip(step.chunks, chunk_ends, strict=True):
             self._hidden[chunk.sequence] = (chunk.end, hidden[end - 1])
 
     def _states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
-        """Returns the model's hidden states (rows, H) before the tokens at `positions`.  Unknown states are 0."""
+        """Returns the model's states `[rows, H]` of the tokens before `positions`.  Unknown states are 0."""
         embedding = self.runner.model.embedding
         zeros = embedding.new_zeros(embedding.shape[1])
-        pairs = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)
-        states = [state if at == place else zeros for (at, state), place in zip(pairs, positions, strict=True)]
+        entries = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)
+        states = [state if at == position else zeros for (at, state), position in zip(entries, positions, strict=True)]
         return torch.stack(states) if states else zeros[None, :][:0]
 
     def _next_states(self, inputs: StepInput, ops: Any, before: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Computes how long a draft pays, from the time that a drafted token adds to a step and from the rate of acceptance.
+"""Chooses the length of drafts, from the time that a drafted token adds to a step and from the rate of acceptance.
 
-A drafted token costs the time that it adds to a step, drafting included.  An accepted token saves one sequence's share
-of a step without drafts.  The price is the chance of acceptance at which both are equal: the added time, divided by the
-step's time without drafts per sequence.  If a token is accepted with chance c, then token i of a draft is accepted,
-with all before it, with chance of about c**i.  A draft ends where this chance falls below the price.
+A drafted token costs the time that it adds to a step, drafting included.  An accepted token saves the time of a step
+without drafts, divided by the step's number of sequences.  The price is the chance of acceptance at which cost and
+saving are equal: `added_time / (step_time / sequences)`.  If a token is accepted with chance `c`, then the first `i`
+tokens of a draft are all accepted with chance of about `c**i`.  A draft ends where this chance falls below the price.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from rooflab.engine.sequence import Sequence
 
-KEPT = 15
+KEPT_TIMES = 15
 """The number of kept step times for each class of batch sizes.  Each doubling of the size has four classes."""
 RENEWED = 64
 """The number of steps with drafts after which one step runs without drafts, so that its present time is known."""
@@ -29,7 +29,7 @@ PAUSE, LONGEST_PAUSE = 16, 256
 
 @dataclass(slots=True)
 class Odds:
-    """How often a sequence's latest drafts were accepted.  The first value is high."""
+    """Holds how often the latest drafts of a sequence were accepted.  The initial rate is high."""
 
     length: int
     accepted: float = 1.5
@@ -41,7 +41,7 @@ class Odds:
 
 
 class Lengths:
-    """Chooses the length of each sequence's next draft, up to `most`.  Without `adapts` the length is always `most`."""
+    """Chooses the length of each sequence's next draft, up to `most`.  With `adapts=False` the length is `most`."""
 
     def __init__(self, most: int, adapts: bool = True):
         self.most = most
@@ -56,20 +56,20 @@ class Lengths:
         self.price = LEAST_PRICE
 
     def begin(self, rows: int) -> None:
-        """Prepares the lengths for a step that decodes `rows` sequences.  Call `begin` before `of`."""
+        """Prepares the draft lengths for a step that decodes `rows` sequences.  Call `begin` before `of`."""
         if not self.adapts or not rows:
             return
         kind = int(4 * log2(rows))
-        plain, added = self._plain.get(kind), self._added.get(kind)
-        self._drafts = plain is not None and self._since.get(kind, 0) < RENEWED
-        self.price = max(LEAST_PRICE, rows * median(added) / median(plain)) if plain and added else LEAST_PRICE
+        plain_s, added_s = self._plain.get(kind), self._added.get(kind)
+        self._drafts = plain_s is not None and self._since.get(kind, 0) < RENEWED
+        self.price = max(LEAST_PRICE, rows * median(added_s) / median(plain_s)) if plain_s and added_s else LEAST_PRICE
         if self.price >= 1:  # nobody drafts, but for a step now and then, which may find another price
             self._drafts = self._drafts and self._idle.get(kind, 0) >= LONGEST_PAUSE
             self.price = HIGHEST_PRICE
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence drafts in the next step."""
+        """Returns whether no sequence drafts in the next step."""
         return self.adapts and not self._drafts
 
     def of(self, sequence: Sequence) -> int:
@@ -82,7 +82,7 @@ class Lengths:
         return odds.length if self._drafts and len(sequence.token_ids) >= odds.resumes else 0
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Notes how many tokens of a draft were accepted."""
+        """Records that the model accepted `accepted` of the `drafted` tokens of a draft."""
         odds = self._odds.get(sequence)
         if odds is None:
             return
@@ -99,18 +99,18 @@ class Lengths:
         odds.accepted, odds.tried, odds.length = 1.0, 2.0, 1
 
     def _pays(self, chance: float) -> int:
-        """Returns the length at which a draft's last token still pays.  Returns 0 if not even the first token pays."""
+        """Returns the longest draft length that saves time at the acceptance probability `chance`, or 0."""
         if chance <= 0:
             return 0
         return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))
 
     def timed(self, rows: int, drafted: int, seconds: float) -> None:
-        """Notes the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
+        """Records the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
         kind = int(4 * log2(rows))
-        plain = self._plain.setdefault(kind, deque(maxlen=KEPT)) if not drafted else self._plain.get(kind)
-        if not drafted and plain is not None:
-            plain.append(seconds)
+        plain_s = self._plain.setdefault(kind, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(kind)
+        if not drafted and plain_s is not None:
+            plain_s.append(seconds)
             self._since[kind], self._idle[kind] = 0, self._idle.get(kind, 0) + 1
-        elif plain:
-            self._added.setdefault(kind, deque(maxlen=KEPT)).append((seconds - median(plain)) / drafted)
+        elif plain_s:
+            self._added.setdefault(kind, deque(maxlen=KEPT_TIMES)).append((seconds - median(plain_s)) / drafted)
             self._since[kind], self._idle[kind] = self._since.get(kind, 0) + 1, 0

@@ -1,5 +1,6 @@
 """Drafts tokens from the text so far (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding).  A
-draft copies the tokens after an earlier occurrence of the last two tokens, whose preceding tokens match best."""
+draft copies the tokens after an earlier occurrence of the last two tokens, with the best matching context.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CONTEXT, TRIED = 8, 16
 
 
 class Places:
-    """The last position of each pair of successive tokens in a sequence.  The pair at the end is not included."""
+    """Holds the last position of each pair of successive tokens in a sequence, except the pair at its end."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
@@ -26,69 +27,69 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns `place` or an earlier position of the same pair: the position with the most equal tokens before the pair.
-    If several positions have equally many, returns the latest."""
+    """Returns the best earlier position of a token pair: `place`, or an earlier position in `older`.  The best position
+    has the most equal tokens before the pair.  Of equally good positions, the latest wins."""
     best, longest, end = place, -1, len(tokens)
     for _ in range(TRIED):
-        same = 0
-        while same < CONTEXT and place - 3 - same >= 0 and tokens[place - 3 - same] == tokens[end - 3 - same]:
-            same += 1
-        if same > longest:
-            best, longest = place, same
-        if same == CONTEXT or place not in older:
+        count = 0
+        while count < CONTEXT and place - 3 - count >= 0 and tokens[place - 3 - count] == tokens[end - 3 - count]:
+            count += 1
+        if count > longest:
+            best, longest = place, count
+        if count == CONTEXT or place not in older:
             break
         place = older[place]
     return best
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of new tokens to `places`, but not the last pair."""
-    for place in range(places.known + 1, end):
-        pair = (tokens[place - 2], tokens[place - 1])
-        if pair in places.behind:
-            places.older[place] = places.behind[pair]
-        places.behind[pair] = place
+    """Adds the pairs of successive new tokens to `places`, except the last pair."""
+    for position in range(places.known + 1, end):
+        token_pair = (tokens[position - 2], tokens[position - 1])
+        if token_pair in places.behind:
+            places.older[position] = places.behind[token_pair]
+        places.behind[token_pair] = position
 
 
 class NgramDrafter(Drafter):
-    """Searches the prompt and the answer of each sequence for its last two tokens."""
+    """Drafts from an earlier occurrence of a sequence's last two tokens, in its prompt or its answer."""
 
     def __init__(self) -> None:
         self._places: WeakKeyDictionary[EngineSequence, Places] = WeakKeyDictionary()
         self._found: dict[EngineSequence, int] = {}
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Returns the sequences whose last two tokens came before, each with the length of its draft."""
+        """Returns the sequences in which the last two tokens occurred before, each with the length of its draft."""
         # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
-        found = self._found = {}
-        wanted: list[tuple[EngineSequence, int]] = []
+        matches = self._found = {}
+        drafting: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
-            return wanted
+            return drafting
         for sequence in rows:
-            places = self._places.get(sequence)
-            if places is None:
-                places = self._places[sequence] = Places()
-            tokens, behind, known = sequence.token_ids, places.behind, places.known
+            pair_index = self._places.get(sequence)
+            if pair_index is None:
+                pair_index = self._places[sequence] = Places()
+            tokens, position_of, num_indexed = sequence.token_ids, pair_index.behind, pair_index.known
             end = len(tokens)
-            if end - known > 1:
-                _index(tokens, places, end)
-            pair = (tokens[-2], tokens[-1]) if end > 1 else (-1, -1)
-            place = behind.setdefault(pair, end)
-            places.known = end
-            if place < end:
-                behind[pair], places.older[end] = end, place
+            if end - num_indexed > 1:
+                _index(tokens, pair_index, end)
+            token_pair = (tokens[-2], tokens[-1]) if end > 1 else (-1, -1)
+            position = position_of.setdefault(token_pair, end)
+            pair_index.known = end
+            if position < end:
+                position_of[token_pair], pair_index.older[end] = end, position
                 if length := lengths.of(sequence):
-                    found[sequence] = _alike(tokens, place, places.older)
-                    wanted.append((sequence, length))
-        return wanted
+                    matches[sequence] = _alike(tokens, position, pair_index.older)
+                    drafting.append((sequence, length))
+        return drafting
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Copies the tokens after the earlier pair.  At the end of the text, the draft goes on with its own tokens."""
+        """Copies the tokens after the earlier pair.  If the text ends first, the draft repeats its own tokens."""
         drafts = {}
-        for sequence, most in drafting:
-            place, tokens = self._found[sequence], sequence.token_ids
-            draft, period = tokens[place : place + most], len(tokens) - place
-            while len(draft) < most:
+        for sequence, length in drafting:
+            position, tokens = self._found[sequence], sequence.token_ids
+            draft, period = tokens[position : position + length], len(tokens) - position
+            while len(draft) < length:
                 draft.append(draft[-period])
             drafts[sequence] = draft
         return drafts

@@ -1,4 +1,4 @@
-"""The rows of a step that verifies drafts, and the choice of the drafted tokens that are accepted."""
+"""Builds the rows of a step that verifies drafts, and decides which drafted tokens are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Drafts = Mapping[EngineSequence, list[int]]
 
 
 class DraftRows:
-    """The rows without a draft.  Then, for each draft, a row for the token before it and a row per drafted token."""
+    """Orders the rows of a step.  Rows without a draft come first.  A draft of `n` tokens then has `n + 1` rows."""
 
     def __init__(self, batch: DecodeBatch, drafts: Drafts):
         rows = np.array([sequence.row for sequence in drafts])
@@ -24,7 +24,7 @@ class DraftRows:
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
         widths = np.append(np.ones_like(self.plain), counts)
-        self.drawing = [self.sequences[place] for place in np.repeat(np.arange(len(widths)), widths).tolist()]
+        self.drawing = [self.sequences[index] for index in np.repeat(np.arange(len(widths)), widths).tolist()]
         """The sequence of each row."""
         self.ahead = ramp(widths)
         """For each row, the number of drafted tokens before the token that the row draws."""
@@ -37,20 +37,19 @@ class DraftRows:
 def accepted(
     sequences: Sequence[EngineSequence], drawn: Sequence[int], drafts: Drafts
 ) -> dict[EngineSequence, list[int]]:
-    """Returns each sequence's new tokens: the part of the draft that the model draws too, and the model's next token.
+    """Returns each sequence's new tokens: the drafted tokens that the model draws too, and the model's next token.
 
-    `drawn` holds a token for each row of `sequences`: the token that `sample` draws in place of a drafted token, and in
-    a sequence's last row the token after the draft.  Each token is drawn at its own position, from the logits after the
-    draft's earlier tokens.  If the model drew these earlier tokens too, a step without a draft would draw the same
-    token.  So a sequence gets the same tokens as without speculation, for any draft (Daliri, Musco and Suresh,
-    "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978).
-    """
+    `drawn` holds the token that the model draws in each row of `sequences`.  In a sequence's last row this is the token
+    after the draft.  Each token is drawn at its own position, from the logits after the draft's earlier tokens.  If the
+    model drew these earlier tokens too, a step without a draft would draw the same token.  So speculation does not
+    change the tokens of a sequence, for any draft (Daliri, Musco and Suresh, "Coupling without communication and
+    drafter-invariant speculative decoding", arXiv 2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
-        sequence, same = sequences[row], 0
+        sequence, num_equal = sequences[row], 0
         draft = drafts.get(sequence, ())
-        while same < len(draft) and drawn[row + same] == draft[same]:
-            same += 1
-        tokens[sequence] = list(drawn[row : row + same + 1])
+        while num_equal < len(draft) and drawn[row + num_equal] == draft[num_equal]:
+            num_equal += 1
+        tokens[sequence] = list(drawn[row : row + num_equal + 1])
         row += len(draft) + 1
     return tokens

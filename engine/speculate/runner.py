@@ -1,4 +1,4 @@
-"""The runner of an engine with speculation.  A step has a row for each drafted token.  Drafters read the states."""
+"""Runs the model with drafts.  A step has a row for each drafted token.  Drafters may read the hidden states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rooflab.engine.step_tensors import spans_of, step_input
 
 
 class SpeculativeRunner(ModelRunner):
-    """A `ModelRunner` with a drafter and the drafts that a step verifies."""
+    """Extends `ModelRunner` with a drafter and with the drafts that a step verifies."""
 
     def __init__(self, *about: Any):
         self.drafter = Drafter()
@@ -32,16 +32,16 @@ class SpeculativeRunner(ModelRunner):
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates the KV caches of the model and the drafter again, with `num_blocks` pages."""
+        """Replaces the KV caches of the model and the drafter with new caches of `num_blocks` pages."""
         super().allocate(num_blocks)
         self.drafter.allocate(num_blocks)
 
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
-        """Returns `ModelRunner`'s graphs, or None if the drafter reads hidden states: graphs return only logits."""
+        """Returns `ModelRunner`'s graphs, or None if the drafter reads hidden states, which graphs do not return."""
         return None if self.drafter.reads_hidden else super().decode_graphs()
 
     def run(self, step: Step) -> Draw | None:
-        """Runs `step` as `ModelRunner` does.  A sequence with a draft of n tokens has n + 1 rows."""
+        """Runs `step` as `ModelRunner` does.  A sequence with a draft of `n` tokens has `n + 1` rows."""
         drafts = self.drafts
         rows = self._rows = DraftRows(self.batch, drafts) if drafts else None
         if rows is None:
@@ -53,7 +53,7 @@ class SpeculativeRunner(ModelRunner):
         return self.draw(step, sequences, sampling, logits, np.array([len(sequence) for sequence in sequences]) + ahead)
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
-        """Takes the new tokens of each sequence.  The next step computes the last new token."""
+        """Takes the new tokens of each sequence.  The last new token is an input of the next step."""
         counts = np.array([len(new) for new in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
             widths = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
@@ -66,10 +66,10 @@ class SpeculativeRunner(ModelRunner):
             self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Returns the logits (num_drawn, vocab_size), as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
+        """Returns logits `[num_drawn, vocab_size]`, as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
         batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
-        plain, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
-        inputs = step_input(batch, plain, [*drafted, *spans_of(step.chunks)], self.drawn)
+        plain_rows, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
+        inputs = step_input(batch, plain_rows, [*drafted, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
         replayed = self.replayed(step) if rows is None else None
         if replayed is not None:
@@ -86,5 +86,5 @@ class SpeculativeRunner(ModelRunner):
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """Returns the kernels of `step`, whose rows include the rows of drafts."""
+        """Returns the kernels for `step`.  The drafted tokens count as rows of the step."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))

@@ -1,4 +1,4 @@
-"""Speculation in a step of the engine: tokens are drafted, verified with the step's other rows, and accepted."""
+"""Adds speculation to a step: drafts tokens, verifies them together with the step's other rows, and accepts them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 
 @dataclass(eq=False)
 class Speculator:
-    """Gives the decoding sequences of a step more than one token.
+    """Runs steps in which a decoding sequence may get several tokens.
 
-    Drafts use only the tokens and pages that prompts leave free.  So drafts delay no prompt and preempt no sequence.
-    """
+    Drafts use only tokens and pages that prompts leave free.  So drafts delay no prompt and preempt no sequence."""
 
     runner: SpeculativeRunner
     lengths: Lengths
@@ -28,8 +27,8 @@ class Speculator:
     """The counts of the last step's drafts; None if that step had no drafts."""
 
     def step(self, scheduler: Scheduler, step: Step, computed: Callable[[Step], None]) -> list[Sequence]:
-        """Makes drafts for the sequences for which a draft pays, runs the step, and gives each sequence its tokens.
-        The tokens are the same as without drafts.  Returns the sequences, one entry per token.
+        """Makes drafts, runs the step, and gives each sequence its tokens.  The tokens are the same as without drafts.
+        Returns the sequences, with one entry per new token.
 
         Calls `computed` after the run, before a sequence gets a token."""
         runner, self.last = self.runner, None
@@ -42,7 +41,7 @@ class Speculator:
         verified_s = time.perf_counter()
         computed(step)
         counts = Speculated([0] * self.lengths.most)
-        got = self._give(scheduler.blocks, tokens, counts)
+        sequences = self._give(scheduler.blocks, tokens, counts)
         for sequence, _ in drafting:
             if sequence.finish_reason is None:
                 scheduler.blocks.trim(sequence, len(sequence) - 1)
@@ -54,53 +53,53 @@ class Speculator:
             self.last = counts
         if not step.chunks:
             self.lengths.timed(step.num_decodes, counts.drafted, ended_s - began_s)
-        return got
+        return sequences
 
     def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
-        """Returns the sequences that draft, each with a number of tokens for which it has pages."""
+        """Returns the sequences to draft for, each with the number of tokens for which the sequence has pages."""
         batch = self.runner.batch
         self.lengths.begin(len(batch.rows))
-        room = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
-        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, room)
+        budget = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
+        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, budget)
 
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
-        """Gives pages to the drafts that fit in `room` tokens.  A draft ends before the sequence's last token."""
+        """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
         drafting = []
         for sequence, length in wanted:
             if room <= 0:
                 break
-            now = len(sequence.token_ids)
-            most = min(length, room, sequence.max_length - now - 1)
-            held = len(sequence.block_ids) * blocks.block_size - now
-            while most > held and not blocks.grow(sequence, now + most):
-                most -= 1
-            if most > 0:
+            num_tokens = len(sequence.token_ids)
+            draft_length = min(length, room, sequence.max_length - num_tokens - 1)
+            free_slots = len(sequence.block_ids) * blocks.block_size - num_tokens
+            while draft_length > free_slots and not blocks.grow(sequence, num_tokens + draft_length):
+                draft_length -= 1
+            if draft_length > 0:
                 self.runner.batch.set_blocks(sequence)
-                drafting.append((sequence, most))
-                room -= most
+                drafting.append((sequence, draft_length))
+                room -= draft_length
         return drafting
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
-        """Gives each sequence its tokens, up to the token that ends it.  Sequences that go on join the batch."""
+        """Appends tokens to each sequence, up to the token that ends it.  Sequences that continue join the batch."""
         self.runner.accept(tokens)
-        got: list[Sequence] = []
-        for place, (sequence, new) in enumerate(tokens.items()):
-            before = len(sequence.token_ids)
+        sequences: list[Sequence] = []
+        for index, (sequence, new) in enumerate(tokens.items()):
+            old_length = len(sequence.token_ids)
             for token in new:
                 sequence.append(token)
-                got.append(sequence)
+                sequences.append(sequence)
                 if sequence.finish_reason is not None:
                     break
             length = len(sequence.token_ids)
             if drafted := len(self.runner.drafts.get(sequence, ())):
-                right = min(length - before, len(new) - 1)
-                counts.note(drafted, right)
-                self.lengths.verified(sequence, drafted, right)
+                num_accepted = min(length - old_length, len(new) - 1)
+                counts.note(drafted, num_accepted)
+                self.lengths.verified(sequence, drafted, num_accepted)
                 del sequence.logprobs[length - sequence.num_prompt_tokens :]
             if (length - 1) // blocks.block_size > len(sequence.contents):
                 blocks.publish(sequence, length - 1)  # the last token has no keys and values yet
             if sequence.finish_reason is None and sequence.row < 0:
-                self.runner.join(sequence, place)
-        return got
+                self.runner.join(sequence, index)
+        return sequences

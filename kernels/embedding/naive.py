@@ -1,4 +1,4 @@
-"""The kernel `naive`: one Triton program per token; each thread moves one element at a time."""
+"""Implements the kernel `naive`: one Triton program per token; each thread moves one element at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
 
 @kernel(backend="triton", traffic=SPEC.least)
 def naive(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Computes weight[token_ids].  An id outside the table gives a row of zeros, because a kernel cannot raise."""
+    """Computes `weight[token_ids]`.  An id outside the table gives a row of zeros, because a kernel cannot raise."""
     V, H = weight.shape
     _embedding[(len(token_ids),)](
         token_ids, weight, out, V, H, weight.stride(0), out.stride(0), BLOCK_H=BLOCK_H, num_warps=NUM_WARPS

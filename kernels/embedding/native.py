@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU: copies rows without a call of torch, so that a decode step can be replayed."""
+"""Implements the kernel `native` in C++ for the CPU.  It calls no torch op, so that decode steps can be replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes and the strides in bytes, and the number of threads, that a layout needs."""
+    """Returns the sizes, the strides in bytes and the number of threads for a layout."""
     (V, H), nbytes = of.weight.shape, of.weight.element_size()
     strides = (of.weight.stride(0) * nbytes, of.out.stride(0) * nbytes)
     return sizes(len(of.token_ids), V, H * nbytes, *strides, torch.get_num_threads())

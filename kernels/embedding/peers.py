@@ -1,4 +1,4 @@
-"""Peers of embedding: torch.compile (`kernels/_peers.py`)."""
+"""Implements the comparison kernel of embedding that torch.compile makes (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """Returns the result by the op's formula, which torch.compile compiles."""
+    """Computes the op's formula.  torch.compile compiles this function."""
     return embedding(token_ids, weight)

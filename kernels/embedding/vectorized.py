@@ -1,4 +1,4 @@
-"""The kernel `vectorized`, the rung after `naive`: loads of 16 bytes per thread, several rows in flight per program."""
+"""Implements `vectorized`, the version after `naive`: 16-byte loads per thread, several rows in flight per program."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _embedding(
     # token_ids are int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_ids = tl.load(token_ids_ptr + tokens, mask=tokens < T, other=-1)
     valid = (token_ids >= 0) & (token_ids < V)
-    inside = (columns < H)[None, :]
+    column_mask = (columns < H)[None, :]
     weight_ptrs = weight_ptr + token_ids[:, None] * stride_weight + columns[None, :]
-    rows = tl.load(weight_ptrs, mask=valid[:, None] & inside, other=0.0)
+    rows = tl.load(weight_ptrs, mask=valid[:, None] & column_mask, other=0.0)
     out_ptrs = out_ptr + tokens[:, None] * stride_out + columns[None, :]
-    tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & inside)
+    tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & column_mask)
 
 
 @kernel(
@@ -44,7 +44,7 @@ def _embedding(
     },
 )
 def vectorized(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Computes weight[token_ids].  An id outside the table gives a row of zeros, because a kernel cannot raise."""
+    """Computes `weight[token_ids]`.  An id outside the table gives a row of zeros, because a kernel cannot raise."""
     T, (V, H) = len(token_ids), weight.shape
     block_h = min(next_power_of_2(H), MAX_BLOCK_H)
     _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](

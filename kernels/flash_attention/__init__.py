@@ -1,14 +1,16 @@
-"""flash_attention: attention over dense keys and values.
+"""Kernels of the op flash_attention: attention over dense keys and values.  "over x" says what changes compared with
+the kernel `x`.  A "peer" is another library's kernel, for comparison.
 
-naive              torch steps: heads expanded, (B, H, T, S) scores in fp32 in memory, softmax, second product
+naive              torch steps: heads expanded, `[B, H, T, S]` scores in fp32 in memory, softmax, then the product of
+                   the softmax and v
 library            torch's scaled_dot_product_attention; fp8 is dequantized to bf16 in memory first
 online             over naive, Triton: one pass over the keys with a running maximum and sum; scores stay on the chip
-masked_tiles       over online: only tiles that a diagonal, a window or an end cuts have a mask
+masked_tiles       over online: a tile has a mask only if the diagonal, a window or the sequence's end crosses it
 tma                over masked_tiles: one thread loads q, k and v by tensor maps; fewer registers, so larger tiles
 packed_gqa         over tma: the query heads of a group share a tile's rows, for queries shorter than a tile
-persistent         over tma: as many CTAs as fit take tile after tile, the longest first
+persistent         over tma: the grid fills the SMs once, and each CTA computes several tiles, the longest first
 fp8                over tma: e4m3 with one scale per head, half of the shared memory
-ping_pong          over online, Gluon: a producer warp and two consumer warpgroups that take turns (FlashAttention-3)
+ping_pong          over online, Gluon: a producer warp and two consumer warpgroups that alternate (FlashAttention-3)
 flash_attention_3  peer: the authors' CUDA code of FlashAttention-3 (Shah et al., arXiv 2407.08608), if installed
 flashinfer         peer: FlashInfer's single and batch prefill (Ye et al., arXiv 2501.01005), if installed
 sdpa_cudnn         peer: torch's call with cuDNN's kernel

@@ -1,4 +1,4 @@
-"""Helpers of flash_attention's Triton rungs that load by TMA: configs, the resources of a CTA, and tensor maps."""
+"""Provides helpers for flash_attention's Triton kernels with TMA: configs, resources of a CTA, and tensor maps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs.  128 rows on four warps need a head_dim up to 64; wider heads spill (read in the SASS)."""
+    """Returns the configs.  Tiles of 128 rows on four warps need head_dim <= 64; others spill (read in the SASS)."""
     narrow = padded(int(case["D"])) <= 64
     return tuple(config for config in TILES(case) if narrow or (config.block_m, config.num_warps) != (128, 4))
 
@@ -39,7 +39,7 @@ def query_tiles(config: Config, case: Case) -> int:
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Returns a footprint function.  Shared memory: queries, all stages of keys and values; `ctas` counts CTAs."""
+    """Returns a function that computes a CTA's resources.  Shared memory holds queries, keys and values."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))
@@ -54,7 +54,7 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
 
 
 def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
-    """Makes the map of `x` (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past the end."""
+    """Returns a function that makes a map of `x` `[B, T, H, D]`, dimensions in `order`, with boxes of `rows` rows."""
     box = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
     return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])

@@ -1,4 +1,4 @@
-"""The peer FlashAttention-3 (Shah et al., arXiv 2407.08608): the package of its authors, if it is installed."""
+"""Wraps FlashAttention-3 (Shah et al., arXiv 2407.08608) as a comparison kernel.  Needs the package of its authors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
-    """Returns the scales (B, H_kv) as the package's arguments.  Returns an empty dict without fp8."""
+    """Returns the scales `[B, H_kv]` as keyword arguments of the package.  Returns an empty dict if q is not fp8."""
     if q.dtype != E4M3:
         return {}
-    queries, *others = scales
+    queries, *kv_scales = scales
     queries = None if queries is None else queries[:, :: q.shape[2] // k.shape[2]]
-    return dict(zip(("q_descale", "k_descale", "v_descale"), (queries, *others), strict=True))
+    return dict(zip(("q_descale", "k_descale", "v_descale"), (queries, *kv_scales), strict=True))
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:
@@ -64,7 +64,7 @@ def flash_attention_3(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `flash_attn_func`, which allocates the result.  Returns its log-sum-exp (B, H, T) as a view (B, T, H)."""
+    """Calls `flash_attn_func`, which allocates the result.  Returns its log-sum-exp `[B, H, T]` as `[B, T, H]`."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_func(
         q,

@@ -1,9 +1,11 @@
-"""The peer FlashInfer prefill (Ye et al., arXiv 2501.01005): the package `flashinfer-python`, if it is installed.
+"""Wraps FlashInfer's prefill (Ye et al., arXiv 2501.01005) as a comparison kernel.  Needs the package
+`flashinfer-python`.
 
-A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences, or a single one with more causal queries
-than keys, go to `BatchPrefillWithRaggedKVCacheWrapper`.  Both use the backend that FlashInfer chooses.  A dense batch's
-plan depends only on its shape, so it is made once per shape.  A time measured after a warm-up does not contain the
-plan. A log-sum-exp takes another launch, which changes its base from 2 to e.
+A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences go to
+`BatchPrefillWithRaggedKVCacheWrapper`, and so does a single sequence with more causal queries than keys.  FlashInfer
+chooses the backend.  The plan of a dense batch depends only on its shape, so it is made once per shape.  A time
+measured after a warm-up does not contain the plan.  A log-sum-exp needs another launch, which changes its base from 2
+to e.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.FlashInferPlan:
-    """Makes a plan and its own wrapper for sequences of equal length.  lengths: B, T, S; heads: H, H_kv and D."""
+    """Makes a plan for sequences of equal length.  `lengths` is `(B, T, S)`.  `heads` is `(H, H_kv, D)`."""
     B, T, S = lengths
-    named = dict(options)
+    option_values = dict(options)
     wrapper = adapter.make_wrapper(
-        "BatchPrefillWithRaggedKVCacheWrapper", device, named["q_data_type"], heads[2], "NHD"
+        "BatchPrefillWithRaggedKVCacheWrapper", device, option_values["q_data_type"], heads[2], "NHD"
     )
     bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
-    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, named)
+    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, option_values)
 
 
 @kernel(
@@ -67,7 +69,7 @@ def flashinfer(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls FlashInfer's prefill, which allocates the result.  It could not write rows with gaps into `out`."""
+    """Calls FlashInfer's prefill, which allocates the result.  FlashInfer cannot write to an `out` with row gaps."""
     B, T, H, _ = q.shape
     S = k.shape[1]
     if not B * T * S:
@@ -82,5 +84,5 @@ def flashinfer(
         plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
         result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
         unseeing = plan.unseeing
-    done = adapter.finished(result, unseeing)
-    return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)
+    output = adapter.finished(result, unseeing)
+    return (output[0].view(q.shape), output[1].view(B, T, H)) if isinstance(output, tuple) else output.view(q.shape)

@@ -1,8 +1,10 @@
-"""The kernel `fp8`, the rung after `tma`: queries, keys and values in e4m3, a scale per head, fp8 tensor cores.
+"""Implements the kernel `fp8`, the version after `tma`: queries, keys and values in e4m3, with one scale per head, on
+fp8 tensor cores.
 
-The scales of q and k go into the factor of the exponent, once per tile; the scale of v goes into the result.  Weights
-are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, like the exponent of the sum that divides them.  fp32
-registers add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
+The scales of q and k multiply the factor of the exponent, once per tile.  The scale of v multiplies the result.  The
+softmax weights are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8.  The sum that divides them has the
+same shift.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add the product of weights and values of each
+tile (see gemm_fp8/promoted.py).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -39,13 +41,14 @@ DEFAULTS = Defaults(
 
 
 def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Returns whether weights and values are multiplied in e4m3.  Otherwise they are multiplied in fp16."""
+    """Returns whether softmax weights and values are multiplied in e4m3.  Otherwise they are multiplied in fp16."""
     return columns and padded(head_dim) <= WIDEST
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs: a warpgroup per 64 rows (per 128 rows for a narrow head), and pipelines of several depths.
-    A wide head has 64 keys per tile, because more keys spill (read in the SASS)."""
+    """Returns the configs to try, with pipelines of several depths.  A warpgroup has 64 rows, or also 128 rows if
+    head_dim is at most 64.  If head_dim is above 128, a tile has 64 keys, because more keys spill (read in the SASS).
+    """
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST else (64,)
@@ -53,10 +56,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the footprint.  Registers: the sums, and a tile's products or scores; in fp16 scores and weights.
-
-    Shared memory: the queries and all stages of keys and values.  fp16 values need one more tile, twice as wide.
-    """
+    """Returns a CTA's resources.  Shared memory holds the queries and all stages of keys and values.  In e4m3,
+    registers hold the output sums and a tile's scores or products.  In fp16, they hold the sums, the scores and the
+    weights, and shared memory has one more tile of values, twice as wide."""
     D = padded(int(case["D"]))
     in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
     columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
@@ -77,7 +79,7 @@ SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
-    """Loads a head's scale, or returns 1 if `scale_ptr` is None."""
+    """Returns the scale of head `h` in sequence `b`, or 1 if `scale_ptr` is None."""
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
@@ -112,14 +114,14 @@ def _attention(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(ends[part], ends[part + 1], BLOCK_N):
+    range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                part != 1, BLOCK_N, RANGE,
+                range_id != 1, BLOCK_N, RANGE,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             if V_COLUMNS:
@@ -142,16 +144,15 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes once for each layout: the grid, the makers of maps, the numbers after the tensors, and the constants.
-    Two of the constants say how values are stored."""
+    """Computes launch arguments from shapes, strides and options.  Two constants give the order and dtype of `v`."""
     (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     columns = keys_contiguous(of.v)
     v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
-    numbers, strides, constants = options(of, S)
+    scalars, strides, constants = options(of, S)
     scales = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
     constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
-    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *scales, *strides), constants
+    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *scalars, *scales, *strides), constants
 
 
 @kernel(
@@ -197,6 +198,6 @@ def fp8(
     config: Config,
     bound: Any,
 ) -> None:
-    """Multiplies q and k in e4m3.  Multiplies values in e4m3 if they are contiguous along the keys, else in fp16."""
-    grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants)
+    """Computes attention: scores in e4m3, values in e4m3 if they are contiguous along the keys, else in fp16."""
+    grid, (q_map, k_map, v_map), scalars, constants = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *scalars, **constants)

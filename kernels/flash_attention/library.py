@@ -1,6 +1,6 @@
-"""The kernel `library`: torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
+"""Implements `library`: torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
 
-torch has no attention in fp8.  The measured call first dequantizes q, k and v from e4m3 to bf16 in memory.
+torch has no attention in fp8.  For fp8, the measured call first dequantizes q, k and v from e4m3 to bf16 in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rooflab.reference.flash_attention import E4M3
 
 
 def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` (B, T, H, D) times the scales (B, H) of its heads, in bf16.  bf16 represents every e4m3 value."""
-    wide = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
-    return wide if scale is None else wide.mul_(scale[:, None, :, None])
+    """Returns `x` `[B, T, H, D]` times its heads' scales `[B, H]`, in bf16, which represents every e4m3 value."""
+    x_bf16 = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
+    return x_bf16 if scale is None else x_bf16.mul_(scale[:, None, :, None])
 
 
 def _expands(q: Tensor, k: Tensor, device: str) -> bool:
-    """Returns whether heads of keys are repeated: on CUDA no fused backend takes fp32 with grouped heads, so torch
-    would write the scores to memory."""
+    """Returns whether the key heads are repeated for the query heads.  On CUDA no fused backend takes fp32 with grouped
+    heads.  Without the repeat, torch would write the scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
@@ -37,7 +37,8 @@ def _lower_right(T: int, S: int) -> Tensor | None:
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Calls scaled_dot_product_attention on q (B, T, H, D), k and v (B, S, H_kv, D) with a bottom-right causal mask."""
+    """Calls scaled_dot_product_attention on q `[B, T, H, D]`, k and v `[B, S, H_kv, D]`.  The causal mask is aligned at
+    the bottom right."""
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)
@@ -72,7 +73,7 @@ def library(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Lets torch allocate the result, because a copy into an `out` would be measured with the call."""
+    """Computes attention by torch, which allocates the result: a copy to an `out` would add to the measured time."""
     if q.dtype == E4M3:
         q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     return call(q, k, v, causal, softmax_scale)

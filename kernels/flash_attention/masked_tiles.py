@@ -1,9 +1,9 @@
-"""The kernel `masked_tiles`, the rung after `online`: only tiles that need a mask have a mask.
+"""Implements the kernel `masked_tiles`, the version after `online`: only tiles that need a mask have a mask.
 
-The diagonal, the far end of a window and the end of the keys cut a few of the key tiles that a tile of queries sees.
-These tiles have their own loops.  The loop over the other tiles compares no position, selects no score and loads
-without a predicate; a score costs one multiply-add and one exponential.  The options (window, soft cap, sinks) start at
-this rung, because in `online` every tile would pay for each of them.
+The causal diagonal, the far end of a window and the end of the keys cut a few key tiles of each query tile. These key
+tiles have their own loops.  The loop over the other tiles compares no positions, selects no scores, and loads without a
+predicate.  There a score costs one multiply-add and one exponential.  This kernel is the first with the options window,
+soft cap and sinks, because in `online` every tile would pay for each option.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ def _attention(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(ends[part], ends[part + 1], BLOCK_N):
+    range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             real = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], part != 1, BLOCK_D > HEAD_DIM)
+            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                part != 1, BLOCK_N,
+                range_id != 1, BLOCK_N,
             )  # fmt: skip
-            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM)
+            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
@@ -73,11 +73,11 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes once for each layout: the grid (one axis, because only x may exceed 65,535), numbers, constants."""
+    """Computes launch arguments from shapes, strides and options.  The grid has one axis: only x may exceed 65,535."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
-    numbers, strides, constants = options(of, S)
+    scalars, strides, constants = options(of, S)
     inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
-    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *inputs, *strides), constants
+    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *scalars, *inputs, *strides), constants
 
 
 @kernel(
@@ -113,6 +113,6 @@ def masked_tiles(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention, with masks only in the tiles that the diagonal, a window or an end cuts."""
-    grid, numbers, constants = bound
-    _attention[grid](q, k, v, sinks, out, lse, *numbers, **constants)
+    """Computes attention, with masks only in the tiles that the diagonal, a window or the end of the keys cuts."""
+    grid, scalars, constants = bound
+    _attention[grid](q, k, v, sinks, out, lse, *scalars, **constants)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: attention as its formula, with expanded heads, fp32 scores in memory, softmax, second product."""
+"""Implements `naive`: attention as its formula: expanded heads, fp32 scores in memory, softmax, product with `v`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def attend(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Writes attention of q (B, T, H, D), k and v (B, S, H_kv, D) to `out`, and its log-sum-exp (B, T, H) to `lse`."""
+    """Writes attention of q `[B, T, H, D]`, k and v `[B, S, H_kv, D]` to `out`.  Writes its log-sum-exp `[B, T, H]` to
+    `lse`.
+    """
     T, S = q.shape[1], k.shape[1]
     group = q.shape[2] // k.shape[2]
     queries = _scaled(q, q_scale)
@@ -37,10 +39,10 @@ def attend(
     if causal:
         last = torch.arange(T, device=q.device)[:, None] + S - T
         key = torch.arange(S, device=q.device)
-        unseen = key > last
+        hidden_mask = key > last
         if window is not None:
-            unseen |= key <= last - window
-        scores.masked_fill_(unseen, -math.inf)
+            hidden_mask |= key <= last - window
+        scores.masked_fill_(hidden_mask, -math.inf)
     denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:
         denominator = torch.logaddexp(denominator, sinks[:, None])
@@ -52,7 +54,7 @@ def attend(
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` (B, T, H, D) as (B, H, T, D) in fp32, times the scales (B, H) of its heads."""
+    """Returns `x` `[B, T, H, D]` as `[B, H, T, D]` in fp32, times the scales `[B, H]` of its heads."""
     x32 = x.transpose(1, 2).float()
     return x32 if scale is None else x32 * scale[:, :, None, None]
 
@@ -75,6 +77,6 @@ def naive(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> None:
-    """Computes attention step by step, from heads times their scales.  Each step writes its result to memory."""
+    """Computes attention step by step, after it scales the heads.  Each step writes its result to memory."""
     scale = get_scale(q, softmax_scale)
     attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)

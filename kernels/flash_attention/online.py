@@ -1,5 +1,6 @@
-"""The kernel `online`, the rung after `naive`: an online softmax, tile by tile.  Scores stay on the chip (Dao,
-"FlashAttention-2", 2023; Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+"""Implements `online`, the version after `naive`: an online softmax, tile by tile.  Scores stay on the chip (Dao,
+"FlashAttention-2", 2023; Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The kernel `packed_gqa`, the rung after `tma`: the query heads that share a head of keys share a tile's rows.
+"""Implements the kernel `packed_gqa`, the version after `tma`: query heads with the same key head share a tile's rows.
 
-A tile of `tma` has rows of one head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most rows
-empty, and each head of a group loads the same keys again.  Here row r is position r // group and head r % group: T = 16
-queries of a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile also covers fewer positions, so a
-causal mask cuts less of it.  Pointers load q and store the result, by rows of a head, because a tensor map has no box
-for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer SMs may be busy.
+A tile of `tma` has rows of one query head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most
+rows empty.  Each query head of a group also loads the same keys again.  Here row `r` is position `r // group` of query
+head `r % group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A
+tile also covers fewer positions, so a causal mask cuts fewer key tiles.  Pointers load q and store the result row by
+row, because a tensor map has no box for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer
+SMs may be busy.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
-    """Returns the rows per head of keys, and the number of these heads.  Without `H_kv` no heads share keys."""
+    """Returns the query rows per key head, and the number of key heads.  The default of `H_kv` is `H`."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}
 
 
 def packed_tiles(config: Config, case: Case) -> int:
-    """Returns the number of tiles of all heads of keys."""
+    """Returns the number of tiles over all key heads."""
     sizes = grouped_rows(case, BF16)
     return cdiv(sizes["rows"], config.block_m) * sizes["heads"]
 
@@ -77,14 +78,14 @@ def _attention(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    ends = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(ends[part], ends[part + 1], BLOCK_N):
+    range_ends = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                part != 1, BLOCK_N,
+                range_id != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -96,14 +97,13 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes once for each layout: the grid (a CTA for each tile of a head of keys), the makers of maps, the numbers
-    after the tensors, and the constants."""
+    """Computes launch arguments from shapes, strides and options.  The grid has a CTA per tile of a key head."""
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, strides, constants = options(of, S)
+    scalars, strides, constants = options(of, S)
     grid = (cdiv(T * group, config.block_m) * B * H_kv,)
-    return grid, maps, (T, S, H_kv, group, *numbers, *of.q.stride()[:3], *strides), constants
+    return grid, maps, (T, S, H_kv, group, *scalars, *of.q.stride()[:3], *strides), constants
 
 
 @kernel(
@@ -140,6 +140,6 @@ def packed_gqa(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention in tiles.  A tile's rows are the positions and the query heads that share a head of keys."""
-    grid, (k_map, v_map), numbers, constants = bound
-    _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)
+    """Computes attention in tiles.  A tile's rows are the positions of all query heads that share a key head."""
+    grid, (k_map, v_map), scalars, constants = bound
+    _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

@@ -1,11 +1,13 @@
-"""The kernel `persistent`, the rung after `tma`: as many CTAs as fit on the SMs take one tile of queries after another.
+"""Implements the kernel `persistent`, the version after `tma`: the grid fills the SMs once, and each CTA computes
+several tiles of queries.
 
-In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have
-no work left.  Also, CTAs of many heads run at once, and their keys share L2.  Here the longest tiles come first
-(Graham, 1969).  All heads of a section come before the next section; L2 holds the keys and values of a whole section.
+In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end.  Then most SMs have
+no work left.  Also, CTAs of many heads run at once, and the keys of all these heads share L2.  Here the longest tiles
+come first (Graham, 1969).  The heads are divided into sections, and L2 holds the keys and values of a whole section.
+All tiles of a section come before the next section.
 
-The loads of a tile start after the store of the tile before.  Triton fuses no loop that contains several loops, so
-loads do not run on across tiles as in gemm/persistent.py.
+The loads of a tile start after the store of the previous tile.  Triton fuses no loop that contains several loops, so
+loads of different tiles do not overlap as in gemm/persistent.py.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
-    """A config of the rung `tma`, with the number of CTAs per SM."""
+    """A config of the kernel `tma`, with the number of CTAs per SM."""
 
     ctas_per_sm: int
 
     @property
     def launch_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of a launch without the number of CTAs, which the device code does not need."""
+        """Returns the arguments of a launch.  Leaves out the number of CTAs, which the device code does not need."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
@@ -52,12 +54,12 @@ DEFAULTS = Defaults(
 
 
 def persistent_configs(case: Case, scheme: Scheme = BF16) -> tuple[PersistentConfig, ...]:
-    """Returns the configs of the rung `tma`, with one or two CTAs per SM."""
+    """Returns the configs of the kernel `tma`, with one or two CTAs per SM."""
     return tuple(PersistentConfig(**asdict(config), ctas_per_sm=ctas) for config in configs(case) for ctas in (1, 2))
 
 
 def ctas(config: Any, case: Case) -> int:
-    """Returns the number of CTAs, at most as many as fit on the SMs."""
+    """Returns the number of CTAs: the number of tiles, but at most `ctas_per_sm` for each SM."""
     return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
 
 
@@ -70,8 +72,8 @@ def _attention(
 ):  # fmt: skip
     tiles_m = tl.cdiv(T, BLOCK_M)
     tiles = tiles_m * heads
-    for turn in range(0, tl.cdiv(tiles, tl.num_programs(0))):
-        tile = nth_tile(turn, tl.program_id(0), tl.num_programs(0))
+    for round_id in range(0, tl.cdiv(tiles, tl.num_programs(0))):
+        tile = nth_tile(round_id, tl.program_id(0), tl.num_programs(0))
         if tile < tiles:
             tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
             b = head // H
@@ -84,14 +86,14 @@ def _attention(
             m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
             l_i = tl.zeros((BLOCK_M,), tl.float32)
             acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-            ends = key_tiles(first_row, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-            for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-                for start in range(ends[part], ends[part + 1], BLOCK_N):
+            range_ends = key_tiles(first_row, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+            for span in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+                for start in range(range_ends[span], range_ends[span + 1], BLOCK_N):
                     k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
                     scores = tl.dot(q, k.T)
                     weights, rescale, m_i, l_i = weigh(
                         scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                        part != 1, BLOCK_N,
+                        span != 1, BLOCK_N,
                     )  # fmt: skip
                     # Past the keys' end TMA gives zeros, so values need no mask.
                     v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -103,15 +105,14 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes for each layout: the grid (all CTAs that fit), the makers of maps, the numbers after the tensors, and
-    the constants."""
+    """Computes launch arguments from shapes, strides and options.  The grid has at most `ctas_per_sm` CTAs per SM."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     heads, group = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
-    numbers, strides, constants = options(of, S)
-    return grid, maps, (*sizes, *numbers, *strides), constants
+    scalars, strides, constants = options(of, S)
+    return grid, maps, (*sizes, *scalars, *strides), constants
 
 
 @kernel(
@@ -150,6 +151,6 @@ def persistent(
     config: PersistentConfig,
     bound: Any,
 ) -> None:
-    """Computes attention with as many CTAs as fit on the SMs.  They take tile after tile, the longest first."""
-    grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)
+    """Computes attention with a grid that fills the SMs once.  Each CTA computes several tiles, the longest first."""
+    grid, (q_map, k_map, v_map), scalars, constants = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

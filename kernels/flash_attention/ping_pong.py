@@ -1,13 +1,14 @@
-"""The kernel `ping_pong`, the rung after `online`, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
+"""Implements the kernel `ping_pong` in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
 
-One warp, the producer, loads queries, keys and values by TMA.  It runs ahead through rings in shared memory, also into
-the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They take
-turns: one computes exponentials while the tensor cores work for the other.  A consumer starts the scores of a block,
-then the value product of the previous block.  It computes the softmax of the block while this value product runs.
+One warp, the producer, loads queries, keys and values by TMA.  It loads ahead into ring buffers in shared memory, also
+for the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They
+alternate: one computes exponentials while the tensor cores work for the other.  A consumer starts the scores of a block
+of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this product
+runs, it computes the softmax of the new block.
 
-Gluon has no named barriers, so each consumer has an mbarrier for its turn.  A step has five barriers of a consumer's
-128 threads (read in the PTX): before each of three arrivals, before the wait for keys, and at the head of the loop. For
-a head_dim of 64 there are three consumers, which need no turns (see `_step`).
+Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  A step has five barriers of
+a consumer's 128 threads (read in the PTX).  They are before each of three arrivals, before the wait for keys, and at
+the head of the loop.  For a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -44,7 +45,7 @@ ROWS: gl.constexpr = attention.ROWS
 
 @dataclass(frozen=True)
 class PingPongConfig(LaunchConfig):
-    """A config: keys per block, slots of each ring, and the number of consumers."""
+    """A config: the keys per block, the slots of each ring buffer, and the number of consumer warpgroups."""
 
     block_n: int
     stages: int
@@ -57,13 +58,14 @@ class PingPongConfig(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Returns the configs: with two consumers, and for a narrow head also with three."""
+    """Returns the configs to try, with two consumer warpgroups.  For a head_dim up to 64, also with three."""
     consumers = (2, 3) if attention.tile_columns(int(case["D"])) == 64 else (2,)
     return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers)(case)
 
 
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources for queries, rings and the staged result (in the queries' memory for a wide head)."""
+    """Returns the resources of a CTA.  Shared memory holds the queries, the ring buffers and the staged result.  If
+    head_dim is above 128, the result reuses the memory of the queries."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
         config.consumers,
@@ -95,25 +97,25 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns the CTA's tile `nth`: its head, its first row, and the key blocks that it sees, from the first to the
-    end. There is at least one block, so a row that sees no key needs no special case."""
+    """Returns the CTA's tile number `nth`: its head, its first row, and the first and the end index of its key blocks.
+    There is at least one block, so a row without visible keys needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
     row = tile_m * (CONSUMERS * ROWS)
-    begin = 0
+    range_start = 0
     end = S
     if CAUSAL:
         end = min(S, row + CONSUMERS * ROWS + S - T)
         if window is not None:
-            begin = max(row + S - T + 1 - window, 0) // BLOCK_N
-    return head, row, begin, max(gl.cdiv(end, BLOCK_N), 1)
+            range_start = max(row + S - T + 1 - window, 0) // BLOCK_N
+    return head, row, range_start, max(gl.cdiv(end, BLOCK_N), 1)
 
 
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
-    """Starts the copy of a box of rows of a head.  `full` completes when the box's bytes have arrived.  Rows past the
-    end of the sequence become zeros, and count as bytes too."""
+    """Starts the copy of a box of a head's rows to `ring`.  The barrier `full` completes when the bytes have arrived.
+    Rows past the end of the sequence become zeros.  Their bytes count too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
     view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
     async_load(x, [b, h, row, 0], full.index(slot), view)
@@ -121,9 +123,9 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Does the producer's work.  For each tile, it goes from the last block of keys to the first.  It loads the keys of
-    a block, then the values of the block loaded before, in the order of the products.  It loads a tile's queries
-    second, because their slot becomes free only after the last tile's scores."""
+    """Runs the producer warp, from the last block of keys to the first for each tile.  Loads the keys of a block, then
+    the values of the block before, in the order of the products.  Loads a tile's queries after its first block of keys,
+    because their memory is used until the last scores of the previous tile."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -132,10 +134,10 @@ def _produce(loads, CAUSAL: gl.constexpr):
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
     for nth in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, begin, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
         b = head // H
         h = head % H
-        for step in range(end - begin):
+        for step in range(end - range_start):
             first = (end - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)  # all consumers' products have read the slot
             _load(k, k_full, keys, slot, b, h // group, first)
@@ -149,14 +151,14 @@ def _produce(loads, CAUSAL: gl.constexpr):
                 _load(v, v_full, values, v_slot, b, h // group, first + BLOCK_N)
                 v_slot, v_phase = advance(v_slot, v_phase, values)
         mbarrier.wait(v_empty.index(v_slot), v_phase)
-        _load(v, v_full, values, v_slot, b, h // group, begin * BLOCK_N)
+        _load(v, v_full, values, v_slot, b, h // group, range_start * BLOCK_N)
         v_slot, v_phase = advance(v_slot, v_phase, values)
         q_phase ^= 1
 
 
 @gluon.jit
 def _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr):
-    """Computes the softmax of the block of keys at `first`, for the queries from `row` on."""
+    """Computes the softmax of the key block that starts at `first`, for the queries that start at `row`."""
     T, S, _, _, _, _, window = order
     last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
     return attention.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED)
@@ -167,14 +169,15 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """Computes the scores of the block at `first`, the value product of the last block (its weights are known), and the
-    softmax of this block.  Also waits for the next step's keys.
+    """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
 
-    With two consumers, a consumer computes this softmax while its value product runs, then waits for its next turn.
-    Three consumers have no turns.  A consumer then waits for both products before its softmax, so it keeps one set of
-    weights and needs 160 registers; the other two use the tensor cores meanwhile.  The value product comes first.  In a
-    model where the tensor cores alternate between warps, this keeps the consumers out of step: 64 columns of values
-    take half as long as another consumer's 128 columns of scores.  No GPU has shown this yet."""
+    The value product is the softmax weights times the values.  The step also waits for the keys of the next step.
+
+    With two consumers, a consumer computes this softmax while its value product runs.  Then it waits for the other
+    consumer's signal.  Three consumers do not alternate: each waits for both products before its softmax.  So it keeps
+    one set of weights and needs 160 registers; the other two use the tensor cores meanwhile.  The value product comes
+    first.  In a model where the tensor cores alternate between warps, this keeps the consumers at different steps: 64
+    columns of values take half the time of another consumer's 128 columns of scores.  No GPU has shown this yet."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
     TURNS: gl.constexpr = queries.shape[0] == 2
@@ -203,7 +206,7 @@ def _step(
         weights = attention.packed(weights, keys.dtype)
     else:
         accumulator = attention.rescaled(accumulator, shrink)
-    used = v_slot
+    used_slot = v_slot
     slot, phase = advance(slot, phase, keys)
     v_slot, v_phase = advance(v_slot, v_phase, values)
     # A wait for an mbarrier is a loop, and ptxas moves no wait for products over a loop.  So the wait for the value
@@ -212,13 +215,14 @@ def _step(
     if TURNS:
         mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(v_empty.index(used))
+        mbarrier.arrive(v_empty.index(used_slot))
     return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
 
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides by the sum, including the head's sink.  Stores by TMA, which omits rows past the sequence's end."""
+    """Divides the accumulator by the softmax sum, which includes the head's sink.  Stores the result and the
+    log-sum-exp.  TMA stores the result, without the rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
@@ -233,7 +237,7 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 @gluon.jit
 def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
-    """Does a consumer's work: 64 rows of each tile, from the last block of keys to the first."""
+    """Runs a consumer warpgroup: computes 64 rows of each tile, from the last block of keys to the first."""
     results, order, scales, memory, staged = args
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
@@ -247,11 +251,11 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
     turn_phase = 1 - NTH  # the first consumer begins
     for nth in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, begin, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
         row += NTH * ROWS
-        first_row_sees = row + S - T if CAUSAL else S - 1
-        kinds = attention.block_kinds(first_row_sees, first_row_sees + ROWS - 1, begin, end, window, BLOCK_N)
-        begin *= BLOCK_N
+        last_key = row + S - T if CAUSAL else S - 1
+        kinds = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, end, window, BLOCK_N)
+        range_start *= BLOCK_N
         first = (end - 1) * BLOCK_N
         # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
         unused = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
@@ -267,9 +271,9 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
             weights = attention.packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         slot, phase = advance(slot, phase, keys)
-        mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
+        mbarrier.wait(k_full.index(slot), phase, pred=first > range_start)
         if CONSUMERS == 2:
-            mbarrier.wait(turn.index(NTH), turn_phase, pred=first > begin)
+            mbarrier.wait(turn.index(NTH), turn_phase, pred=first > range_start)
         # One loop for each kind of block (cut by the diagonal, without a mask, cut by the window), so that the masks'
         # instructions are only where a mask is.
         state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
@@ -277,7 +281,7 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
             if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
                 for _ in range(kinds[kind]):
                     first -= BLOCK_N
-                    state = _step(q_tile, memory, state, first, begin, row, order, scales, CAUSAL, kind != 1, NTH)
+                    state = _step(q_tile, memory, state, first, range_start, row, order, scales, CAUSAL, kind != 1, NTH)
         weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
         if D <= 128:
             mbarrier.arrive(q_empty.index(NTH))  # the last scores are done, so the next tile's queries may come
@@ -348,17 +352,18 @@ def _attention(
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """Returns the tensor map of `x` (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head.  No box passes its
-    sequence's end.  TMA needs strides of whole 16 bytes, so a dimension of size 1, whose stride is free, gets 16."""
+    """Returns a function that makes the map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of a head.
+    No box crosses the end of its sequence.  TMA needs strides of whole 16 bytes.  A dimension of size 1 has no
+    meaningful stride, so its stride becomes 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
     return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, attention.tile_columns(D)], HEADS)
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """Computes the arguments of a launch besides tensors.  Raises `ValueError` on an output that TMA cannot store."""
-    if why := why_not_mapped(of.out):
-        raise ValueError(f"out: {why}")
+    """Computes the launch arguments other than the tensors.  Raises `ValueError` on an output that TMA cannot store."""
+    if reason := why_not_mapped(of.out):
+        raise ValueError(f"out: {reason}")
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
     heads, group = B * H, H // of.k.shape[2]
     lse_strides = (0, 0, 0) if of.lse is None else of.lse.stride()
@@ -390,6 +395,6 @@ def ping_pong(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention with a producer warp that loads, and warpgroups of 64 rows that take turns."""
-    ctas, (q_map, k_map, v_map, out_map), numbers, flags = bound
-    _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *numbers[:3], sinks, *numbers[3:], **flags)
+    """Computes attention with a producer warp that loads, and consumer warpgroups of 64 rows that alternate."""
+    ctas, (q_map, k_map, v_map, out_map), scalars, flags = bound
+    _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *scalars[:3], sinks, *scalars[3:], **flags)

@@ -1,5 +1,6 @@
-"""Peers: torch's scaled_dot_product_attention with a fixed CUDA backend, even if torch would choose another backend.
-They are cuDNN's fused attention, the memory-efficient backend (xFormers), and torch's build of FlashAttention-2."""
+"""Wraps torch's scaled_dot_product_attention with a fixed CUDA backend, for comparison: cuDNN's fused attention, the
+memory-efficient backend (xFormers), or torch's build of FlashAttention-2.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ peer = partial(
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Computes attention by the backend of this name in `SDPBackend`.  The backend may raise `RuntimeError`."""
+    """Computes attention by the backend of this name in torch's `SDPBackend`.  The backend may raise `RuntimeError`."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

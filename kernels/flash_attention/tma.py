@@ -1,9 +1,10 @@
-"""The kernel `tma`, the rung after `masked_tiles`: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
+"""Implements the kernel `tma`, the version after `masked_tiles`: the tensor memory accelerator (TMA) loads the tiles of
+q, k and v.
 
 One thread issues the load of a tile.  With cp.async every thread needs an address, a mask and an instruction for each
-16 bytes; these cost registers and issue slots that the exponentials need.  A map ends with its sequence and its head,
-and TMA gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver
-call per launch, and needs addresses and strides that are multiples of 16 bytes.
+16 bytes; these cost registers and issue slots that the exponentials need.  A tensor map ends at the end of its sequence
+and head, and TMA gives zeros beyond.  So a short last tile and a padded head need no mask.  A map costs the host a
+driver call per launch, and needs addresses and strides that are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ def _attention(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+    range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
         # multiplied, each stage with a barrier of its own.
-        for start in range(ends[part], ends[part + 1], BLOCK_N):
+        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                part != 1, BLOCK_N,
+                range_id != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -68,11 +69,11 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes once for each layout: the grid (one axis: only x may exceed 65,535), maps, numbers and constants."""
+    """Computes launch arguments from shapes, strides and options.  The grid has one axis: only x may exceed 65,535."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, strides, constants = options(of, S)
-    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *strides), constants
+    scalars, strides, constants = options(of, S)
+    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *scalars, *strides), constants
 
 
 @kernel(
@@ -110,6 +111,6 @@ def tma(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention: one thread loads the tiles of q, k and v by TMA, with zeros past the ends."""
-    grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)
+    """Computes attention, with one thread that loads the tiles of q, k and v by TMA, and zeros past the ends."""
+    grid, (q_map, k_map, v_map), scalars, constants = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

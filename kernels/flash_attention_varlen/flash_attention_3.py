@@ -1,4 +1,4 @@
-"""The peer FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608): the package of its authors, if installed."""
+"""Wraps FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), its authors' package, for comparison."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flash_attention_3(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `flash_attn_varlen_func`, which allocates the result.  Returns its log-sum-exp (H, T) as a view (T, H)."""
+    """Calls `flash_attn_varlen_func`, which allocates the result.  Returns its log-sum-exp `[H, T]` as `[T, H]`."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_varlen_func(
         q,

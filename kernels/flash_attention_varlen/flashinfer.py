@@ -1,7 +1,7 @@
-"""The peer FlashInfer prefill of ragged sequences (Ye et al., arXiv 2501.01005): `flashinfer-python`, if installed.
+"""Wraps FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005) as a comparison kernel.
 
-`plan` reads the offsets once per step for all layers.  The bench does not measure the plan: see `_flashinfer`.  A
-log-sum-exp takes another launch.
+Needs the package `flashinfer-python`.  `plan` reads the offsets once per step for all layers.  The benchmark does not
+measure the plan (see `kernels/_flashinfer.py`).  A log-sum-exp needs another launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.reference.spec import Arguments
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes the plan of a step, which all layers share.  Waits for the device.  q and k may be on `meta`."""
+    """Makes FlashInfer's plan of a step, which all layers share.  Waits for the device.  q and k may be on `meta`."""
     (T, H, D), k, device = inputs.q.shape, inputs.k, inputs.cu_seqlens_q.device
     if not T * len(k):
         return adapter.FlashInferPlan()
@@ -57,8 +57,8 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> Returned:
-    """Calls `BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  A call without a plan makes a
-    plan, and waits for the device to read the offsets."""
+    """Calls `BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  If `plan` is None, makes a plan,
+    which waits for the device to read the offsets."""
     if plan is None:
         arguments = Arguments(
             q=q,

@@ -1,7 +1,8 @@
-"""The kernel `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
+"""Implements `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
 
-scaled_dot_product_attention takes what FlashAttention-2 refuses.  The kernel calls torch's operator instead of
-`torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12)."""
+scaled_dot_product_attention takes the inputs that FlashAttention-2 refuses.  The kernel calls torch's operator.  The
+signature of `torch.nn.attention.varlen` changed in each release from 2.10 to 2.12, so the kernel does not call it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from rooflab.kernels.launcher import kernel
 
 
 def has_flash(q: Tensor) -> bool:
-    """Returns whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
+    """Returns whether FlashAttention-2 takes `q`: 16 bits, on CUDA, head_dim a multiple of 8 and at most 256."""
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 def longest_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
-    """Returns the most queries of a sequence, for torch's FlashAttention-2, but at least 2 if a sequence may be empty.
-    With 1, torch would conclude that no sequence is empty, and view q by the number of sequences."""
+    """Returns the maximum number of queries per sequence for torch's FlashAttention-2, but at least 2 if a sequence may
+    be empty.  With 1, torch would assume that no sequence is empty, and view q by the number of sequences."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
 
 

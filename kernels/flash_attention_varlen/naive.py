@@ -1,4 +1,4 @@
-"""The kernel `naive`: calls flash_attention's naive kernel for each sequence."""
+"""Implements the kernel `naive`: calls the naive kernel of flash_attention for each sequence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rooflab.kernels.launcher import kernel
 
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
-    """Returns the slices of queries and of keys for each sequence.  Waits for the device."""
-    rows, keys = ([slice(*pair) for pair in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
+    """Returns for each sequence the slice of its queries and the slice of its keys.  Waits for the device."""
+    rows, keys = ([slice(*bounds) for bounds in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
     return list(zip(rows, keys, strict=True))
 
 
@@ -24,7 +24,7 @@ def naive(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, sinks: Tensor | None, return_lse: bool,
 ) -> None:  # fmt: skip
-    """Computes one sequence after another.  Waits for the device to read the offsets."""
+    """Computes attention for one sequence after another.  Waits for the device to read the offsets."""
     scale = get_scale(q, softmax_scale)
     for rows, keys in spans(cu_seqlens_q, cu_seqlens_k):
         results = out[None, rows], None if lse is None else lse[None, rows]

@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: FlashAttention's tiles in registers and cache; skips masked tiles."""
+"""Implements `native`, for the CPU, in C++: FlashAttention with tiles in registers and cache, without masked tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides, options and threads that a layout needs."""
+    """Returns the numbers that the C++ function takes: sizes, strides, options and the number of threads."""
     _, H, D = of.q.shape
     return sizes(
         len(of.cu_seqlens_q) - 1, H, of.k.shape[1], D, torch.get_num_threads(), *of.q.stride()[:2],
@@ -49,7 +49,7 @@ def native(
     window: int | None,
     bound: Any,
 ) -> None:
-    """Computes attention of all sequences in a single call of C++."""
+    """Computes attention of all sequences in a single C++ call."""
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})
     pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))

@@ -1,7 +1,7 @@
-"""The peer `torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or another kernel that the caller
-activated for the process by `activate_flash_attention_impl`.
+"""Wraps `torch.nn.attention.varlen.varlen_attn` as a comparison kernel.
 
-The function's arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
+It is torch's FlashAttention-2, or another kernel that the caller activated by `activate_flash_attention_impl`.  The
+function's arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CAUSAL = (-1, 0)
 
 @cache
 def parameters() -> frozenset[str]:
-    """Returns the names of the arguments of torch's `varlen_attn`.  Empty if this torch has no such function."""
+    """Returns the argument names of torch's `varlen_attn`, or an empty set if this torch has no such function."""
     if importlib.util.find_spec(MODULE) is None:
         return frozenset()
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
@@ -40,13 +40,13 @@ def parameters() -> frozenset[str]:
 
 
 def why_lacking(*needed: str) -> str | None:
-    """Returns a sentence that lists the `needed` arguments that this torch's `varlen_attn` lacks, or None."""
+    """Returns a sentence that names a `needed` argument that this torch's `varlen_attn` lacks, or None."""
     missing = [name for name in needed if name not in parameters()]
     return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
-    """Calls `varlen_attn`.  Returns its log-sum-exp (H, T) as (T, H); inf of queries without keys becomes -inf."""
+    """Calls `varlen_attn`.  Returns its log-sum-exp as `[T, H]`, with -inf instead of inf for queries without keys."""
     module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
@@ -61,14 +61,14 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts each operand once, because L2 keeps a sequence's keys for its queries.  torch always writes a log-sum-exp;
-    with `return_lse` two more launches correct it."""
-    moved = moved_once(inputs.but(return_lse=True))
+    """Returns the bytes that a call moves.  Counts each operand once, because L2 keeps a sequence's keys for its
+    queries.  torch always writes a log-sum-exp.  With `return_lse`, two more launches correct it."""
+    base_traffic = moved_once(inputs.but(return_lse=True))
     if not inputs.return_lse:
-        return moved
+        return base_traffic
     lse = 4 * inputs.q.shape[0] * inputs.q.shape[1]
     mask = lse // 4
-    return Traffic(moved.read_bytes + 2 * lse + mask, moved.write_bytes + lse + mask, launches=3)
+    return Traffic(base_traffic.read_bytes + 2 * lse + mask, base_traffic.write_bytes + lse + mask, launches=3)
 
 
 @kernel(
@@ -97,7 +97,7 @@ def torch_varlen(
     """Calls `varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
         return unseen(q, return_lse)
-    where = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
-    sides = CAUSAL if causal and window is None else window_sizes(window)
+    sequence_args = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
+    window_size = CAUSAL if causal and window is None else window_sizes(window)
     scale = get_scale(q, softmax_scale)
-    return call(q, k, v, *where, return_lse=return_lse, scale=scale, window_size=sides)
+    return call(q, k, v, *sequence_args, return_lse=return_lse, scale=scale, window_size=window_size)

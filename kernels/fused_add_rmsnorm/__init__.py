@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: s = x + residual, and the rmsnorm of s.
+"""Kernels of the op fused_add_rmsnorm: `s = x + residual`, and the RMSNorm of `s`.  "over x" compares with kernel `x`.
 
 naive    torch steps, the norm in fp32: eight to ten launches, each reads and writes HBM
 library  torch.add and torch.nn.functional.rms_norm; the sum goes to HBM and back

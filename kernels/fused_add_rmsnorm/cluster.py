@@ -1,4 +1,4 @@
-"""The kernel `cluster`, the rung after `fused`: up to eight CTAs hold a row in registers (see `rmsnorm/cluster`)."""
+"""Implements `cluster`, the version after `fused`: up to eight CTAs hold a row in registers (see `rmsnorm/cluster`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster(
     quantize: str | None,
     config: Config,
 ) -> None:
-    """Computes (rmsnorm(x + residual), x + residual) in fp32.  The sum is rounded before the norm."""
+    """Computes `(rmsnorm(x + residual), x + residual)` in fp32.  Rounds the sum before the norm."""
     launch(
         "fused_add_rmsnorm",
         x,

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one pass rounds and writes the sum, and norms the sum in registers."""
+"""Implements `fused`, the version after `naive`: one pass rounds and writes the sum, and norms it in registers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _fused_add_rmsnorm(
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
-    inside = (rows < T) & (columns < H)
+    tile_mask = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32) + weight_offset
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -31,18 +31,18 @@ def _fused_add_rmsnorm(
         # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
         # memory twice.  The barrier does not wait for the load.
         tl.debug_barrier()
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=tile_mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=tile_mask, other=0.0).to(tl.float32)
     # The sum is rounded before the norm, so the norm and the next layer see the same numbers.
     rounded = (x + residual).to(new_residual_ptr.dtype.element_ty)
-    tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded, mask=inside)
+    tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded, mask=tile_mask)
     total = rounded.to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     scale = tl.rsqrt(tl.sum(total * total, axis=1) / H + eps)
     normed = total * scale[:, None]
     if ROUND_FIRST:
         normed = normed.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=tile_mask)
 
 
 @kernel(
@@ -70,7 +70,7 @@ def fused(
     round_first: bool,
     config: Config,
 ) -> None:
-    """Computes (rmsnorm(x + residual), x + residual).  A program has whole rows; the fp32 norm is rounded once."""
+    """Computes `(rmsnorm(x + residual), x + residual)`.  A program has whole rows; the fp32 norm is rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
         x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),

@@ -1,4 +1,4 @@
-"""The kernel `naive`: residual add and norm as in a model's source code, one torch call per step, the norm in fp32."""
+"""Implements `naive`: residual add and norm as in a model's code, one torch call per step, the norm in fp32."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def naive(
     round_first: bool,
     quantize: str | None,
 ) -> None:
-    """Computes (rmsnorm(x + residual), x + residual), step by step."""
+    """Computes `(rmsnorm(x + residual), x + residual)`, step by step."""
     torch.add(x, residual, out=new_residual)
     write_rows(norm(new_residual, weight, eps, weight_offset, round_first), out, scale)

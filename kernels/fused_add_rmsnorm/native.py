@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: one call for sum and norm.  Several torch calls cost more than the work."""
+"""Implements `native`, for the CPU, in C++: one call for sum and norm.  Several torch calls cost more than the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES = "ippppppffi"
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads that a layout needs."""
+    """Returns the numbers that the C++ function takes: sizes, strides and the number of threads."""
     strides = (tensor.stride(0) for tensor in (of.x, of.residual, of.out, of.new_residual))
     return sizes(*of.x.shape, *strides, torch.get_num_threads())
 
@@ -43,6 +43,6 @@ def native(
     round_first: bool,
     bound: Any,
 ) -> None:
-    """Computes (rmsnorm(x + residual), x + residual).  The norm is computed in fp32 and rounded once."""
+    """Computes `(rmsnorm(x + residual), x + residual)`.  The norm is computed in fp32 and rounded once."""
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

@@ -1,4 +1,4 @@
-"""Peers of fused_add_rmsnorm: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
+"""Implements comparison kernels of fused_add_rmsnorm: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _quack = theirs("quack.rmsnorm", "rmsnorm_fwd")
 def compiled(
     x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Returns the result by the op's formula, which torch.compile compiles."""
+    """Computes the op's formula.  torch.compile compiles this function."""
     new_residual = x + residual
     return norm(new_residual, weight, eps, weight_offset, round_first).to(x.dtype), new_residual
 
 
 @peer(limits=LIGER, contiguous=("x", "residual"))
 def liger(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
-    """Calls Liger: the casting mode `llama` rounds before the product with the weight, the mode `gemma` does not."""
+    """Calls Liger's RMSNorm.  Its mode `llama` rounds before it multiplies by the weight; the mode `gemma` does not."""
     return _liger(x, residual, weight, eps, weight_offset, "llama" if round_first else "gemma")[:2]
 
 
 @peer(contiguous=("x", "residual"))
 def quack(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Any:
-    """Calls QuACK, which computes the norm of the fp32 sum, before the sum is rounded for the next layer."""
+    """Calls QuACK's RMSNorm, which norms the fp32 sum.  Only afterwards QuACK rounds the sum for the next layer."""
     return _quack(x, weight, None, residual, None, None, eps, False, weight_offset)[:2]

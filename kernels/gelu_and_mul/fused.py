@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: the program of `silu_and_mul/fused`, with gelu in place of silu."""
+"""Implements `fused`, the version after `naive`: the code of `silu_and_mul/fused`, with gelu in place of silu."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     },
 )
 def fused(x: Tensor, out: Tensor) -> None:
-    """Computes gelu(gate) * up, with the tanh form of gelu, in fp32, rounded once."""
+    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once."""
     launch(x, out, gelu=True)

@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: the loop of `silu_and_mul/native`, with gelu in place of silu."""
+"""Implements the CPU kernel `native` in C++: the loop of `silu_and_mul/native`, with gelu in place of silu."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
-    """Computes gelu(gate) * up, with the tanh form of gelu, in fp32, rounded once."""
+    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once."""
     run(x, out, bound, gelu=True)

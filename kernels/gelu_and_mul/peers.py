@@ -1,4 +1,4 @@
-"""Peers: torch.compile (`kernels/_peers.py`).  Liger takes `gate` and `up` as two tensors without gaps between rows."""
+"""Implements torch.compile's kernel for comparison.  Liger needs `gate` and `up` as two tensors without row gaps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(x: Tensor) -> Tensor:
-    """Returns the result by the op's formula, which torch.compile compiles."""
+    """Computes the op's formula.  torch.compile compiles this function."""
     gate, up = x.float().chunk(2, dim=-1)
     return (gelu(gate, approximate="tanh") * up).to(x.dtype)

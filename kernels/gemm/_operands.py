@@ -1,4 +1,4 @@
-"""Operands of products: their TMA maps, traffic, strides, constants of a launch, and refusals."""
+"""Provides helpers for matrix operands: TMA maps, memory traffic, strides, launch constants, and checks."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ KINDS = {
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once.  This is exact for a GEMV, and nearly exact for the best tile order."""
+    """Counts each operand's bytes once.  This is exact for a GEMV, and nearly exact for the best tile order."""
     return panels_traffic(inputs, 0)
 
 
 def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
-    """Counts `a` once, and `b` once for each `rows` rows of `a`.  With 0 rows, counts `b` once."""
+    """Counts the bytes of `a` once, and of `b` once for each `rows` rows of `a`.  With 0 rows, counts `b` once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     times = -(-M // rows) if rows else 1
-    read = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + times * b.nbytes
-    return Traffic(read, M * N * a.element_size())
+    read_bytes = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + times * b.nbytes
+    return Traffic(read_bytes, M * N * a.element_size())
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the traffic if L2 keeps a group's rows of `a`.  Each group of row panels reads `b` again."""
+    """Counts the bytes that a call moves if L2 keeps a tile group's rows of `a`.  Each group reads `b` again."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
-    """Returns the constants of a tiled Triton kernel.  With tensor maps, also the storage order of `a` and `b`."""
+    """Returns the constants of a tiled Triton kernel.  With tensor maps, adds the storage order of `a` and `b`."""
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     order = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
     return {**order, **has, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
-    """Returns the number of elements from a row of a residual to the next row.  Returns 0 without a residual."""
+    """Returns the number of elements between the starts of two rows of a residual, or 0 if it is None."""
     return 0 if addend is None else addend.stride(0)
 
 
 def epilogue_alone(of: Arguments) -> None:
-    """Writes bias + residual to `c`.  It is the function `empty` (for K = 0) of kernels that need at least one k."""
+    """Writes `bias + residual` to `c`.  Kernels that cannot run with K = 0 call this function instead."""
     total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
     for addend in (of.bias, getattr(of, "residual", None)):
         if addend is not None:
@@ -67,7 +67,7 @@ def epilogue_alone(of: Arguments) -> None:
 
 
 class Stored(NamedTuple):
-    """A matrix in memory as rows of contiguous elements."""
+    """A matrix in memory, described as rows of contiguous elements."""
 
     rows: int
     columns: int
@@ -77,7 +77,7 @@ class Stored(NamedTuple):
     """Whether the rows in memory are the columns of the operand."""
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
-        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's maps of the dtype `gluon`."""
+        """Returns a function that makes a tensor map with boxes of `rows` by `columns`, Gluon's if `gluon` is set."""
         box = [columns, rows] if self.transposed else [rows, columns]
         shape, strides = [self.rows, self.columns], [self.stride, 1]
         if gluon is None:
@@ -86,7 +86,7 @@ class Stored(NamedTuple):
 
 
 def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
-    """Returns `matrix` as rows (with `transposed` as columns) that a tensor map can describe, or None."""
+    """Returns `matrix`, or its transpose if `transposed`, as rows for a tensor map.  Returns None if no map fits."""
     size, row_dim = matrix.element_size(), 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
@@ -100,19 +100,19 @@ def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
 
 
 def stored(operand: Tensor, k_dim: int) -> Stored | None:
-    """Returns `operand` for a tensor map, or None if there is no map.  K is innermost if both orders are possible."""
+    """Returns `operand` as rows for a tensor map, or None.  If both orders are possible, the rows run along K."""
     return stored_as(operand, k_dim == 0) or stored_as(operand, k_dim != 0)
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """Returns `a`, and `b` or its first expert's matrix, for TMA.  `why_not_by_tma` must have accepted both before."""
-    left, right = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
-    assert left is not None and right is not None, "refused before"
-    return left, right
+    """Returns `a`, and `b` or its first expert's matrix, as rows for TMA.  `why_not_by_tma` must have accepted both."""
+    stored_a, stored_b = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
+    assert stored_a is not None and stored_b is not None, "refused before"
+    return stored_a, stored_b
 
 
 def stored_output(out: Tensor) -> Stored:
-    """Returns the tensor `out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
+    """Returns the `Stored` description of the tensor `out`.  Raises `ValueError` if TMA cannot store it."""
     if (matrix := stored_as(out, False)) is None:
         raise ValueError(_refusal("out", out))
     return matrix
@@ -130,19 +130,19 @@ def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
 def why_not_by_tma(
     inputs: Arguments, *, stores: bool = False, gated: bool = False, residual: bool = False
 ) -> str | None:
-    """Returns why a kernel cannot load `a` and `b` by TMA, or None; for the `unsupported` of kernels.
+    """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel's registration uses it as `unsupported`.
 
-    Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
-    wider dtypes in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and experts'
-    matrices are rows of one map.  `gated` results have half of b's columns.  `residual`: TMA loads the residual too.
-    """
+    Only the op gemm has calls with a `precision`.  In 16 bits it also takes operands that are not contiguous along K.
+    wgmma reads wider dtypes only in the order along K (PTX ISA, wgmma.mma_async).  With `stores`, TMA also stores the
+    result, and the matrices of all experts are rows of one map.  With `gated`, the result has half of b's columns.
+    With `residual`, TMA loads the residual too."""
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
-    wide = a.dtype == torch.float32
-    if wide and precision == "ieee":
+    is_fp32 = a.dtype == torch.float32
+    if is_fp32 and precision == "ieee":
         return f"precision: expected tf32 with torch.float32 operands, got {precision}"
     if not a.numel() or not b.numel():
         return None
-    along_k = wide or precision is None
+    along_k = is_fp32 or precision is None
     for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
         storage = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
         apart = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
@@ -160,21 +160,20 @@ def why_not_by_tma(
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:
-    """Returns the number of elements from a row to the next, or 0 for a single row, whose stride has no meaning."""
+    """Returns the number of elements from a row to the next, or 0 for a single row, where a stride has no meaning."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
 def row_strides(of: Arguments) -> tuple[int, ...]:
-    """Returns the row strides, in elements, of `a`, of `b.mT`, of the residual and of `c`."""
+    """Returns the row strides, in elements, of `a`, `b.mT`, the residual and `c`."""
     return weight_stride(of.a, 0), weight_stride(of.b, 1), row_stride(of.residual), of.c.stride(0)
 
 
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
 
-    With `whole_k` it also divides the bytes of K, so a row is a whole number of loads.  For K = 0 it is 16, because
-    nothing is read.
-    """
+    With `whole_k`, the power also divides the bytes of a row, so a row is a whole number of loads.  Returns 16 for K =
+    0, because nothing is read."""
     K, bits = a.shape[1], VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)) if K else ():
         size = operand.element_size()
@@ -183,5 +182,5 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns a `holds` for a kernel that reads these operands along K: they must be contiguous along K."""
+    """Returns the condition (`holds`) that these operands are contiguous along K, for a kernel's registration."""
     return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

@@ -1,4 +1,4 @@
-"""Tiles of products: configs, a CTA's resources, spaces and defaults of gemm, and the order of tiles."""
+"""Defines tiles of matrix products: configs, resources of a CTA, config spaces, default configs, and tile order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WGMMA_ROWS = 64
 
 @dataclass(frozen=True)
 class StreamTile(LaunchConfig):
-    """A config: a tile, and the depth of its pipeline."""
+    """A config: the tile sizes, the number of warps, and the depth of the pipeline."""
 
     block_m: int
     block_n: int
@@ -37,7 +37,7 @@ class StreamTile(LaunchConfig):
 
 @dataclass(frozen=True)
 class Config(StreamTile):
-    """A config: a tile, its pipeline, and the order of tiles."""
+    """A config: the tile sizes, the pipeline, and the order in which tiles are computed."""
 
     group_m: int = 8
     """The number of row panels of tiles that share their columns of `b` in L2."""
@@ -45,8 +45,8 @@ class Config(StreamTile):
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Returns the row and the column of tile number `tile`.  Within a group of GROUP_M row panels the row changes
-    fastest, so CTAs that run at once share rows and columns in L2."""
+    """Returns the row and the column of tile number `tile`.  Within a group of GROUP_M rows of tiles, the row index
+    changes fastest.  So CTAs that run at once share rows and columns in L2."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
@@ -54,45 +54,44 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 def by_fma(scheme: Scheme) -> bool:
-    """Returns whether threads multiply by FMAs, because the tensor cores have no exact fp32."""
+    """Returns whether threads multiply by FMAs.  They do so for exact fp32, which the tensor cores do not have."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
 
 
 def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns `tensor_cores` as a size for a table of defaults: 0 if threads multiply by FMAs, else 1."""
+    """Returns the size `tensor_cores` for a table of default configs: 0 if threads multiply by FMAs, else 1."""
     return {"tensor_cores": int(not by_fma(scheme))}
 
 
 def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns `outputs` as a size for a table of defaults: the number of values of the result."""
+    """Returns the size `outputs` for a table of default configs: the number of elements of the result."""
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Returns rows of defaults for 16 bits, then the same rows for 32 bits with half as many values along K.
-
-    A row with several configs becomes several rows, with one config each.
-    """
-    each = [(most, config) for most, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
-    wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
-    return (*(({**most, "itemsize": 2}, config) for most, config in each), *wide)
+    """Returns rows of a default table for 16-bit dtypes, then rows for 32-bit dtypes.  The 32-bit rows are the same,
+    but with half of `block_k`.  A row with several configs becomes several rows with one config each."""
+    each = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
+    rows_32 = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in each]
+    return (*(({**caps, "itemsize": 2}, config) for caps, config in each), *rows_32)
 
 
-Sides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Three lists of a tile's sizes: rows, columns and K.  Every combination is a config to try."""
 
 
 def space(
-    of: type, sides: Sides, exact: Sides | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
+    of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Makes all combinations of `sides` (for FMAs, of `exact`) and options.  `in_bytes`: sides along K are bytes."""
+    """Returns a function that makes all combinations of tile sizes and options.  The tile sizes are `sides`, or `exact`
+    if threads multiply by FMAs.  With `in_bytes`, the sizes along K are in bytes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
-        chosen = exact if exact is not None and by_fma(scheme) else sides
+        tile_sizes = exact if exact is not None and by_fma(scheme) else sides
         unit = scheme.activation.itemsize if in_bytes else 1
         return tuple(
             of(rows, columns, depth // unit, **dict(zip(options, values, strict=True)))
-            for rows, columns, depth in itertools.product(*chosen)
+            for rows, columns, depth in itertools.product(*tile_sizes)
             for values in itertools.product(*options.values())
         )
 
@@ -102,30 +101,33 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Returns the resources of a CTA for `tiles` tiles of `columns` columns: in shared memory staged tiles of `a` and
-    `b`, and `barriers` for each stage; in registers `sums` fp32 values per output, and without tensor cores both tiles.
+    """Returns the resources of a CTA, in a grid of `tiles` tiles with `columns` columns each.
 
-    wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
-    Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
+    Shared memory holds the tiles of `a` and `b` of all stages, and `barriers` barriers for each stage.  Registers hold
+    `sums` fp32 values per output.  Without tensor cores, registers also hold both tiles.
+
+    wgmma reads a stage while other stages are filled.  mma.sync and FMAs copy a stage to registers and free it at once,
+    so Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
     """
     threads, outputs, fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     values, stages = (config.block_m + columns) * config.block_k, config.num_stages
-    held = sums * outputs + (values if fma else 0)
+    register_values = sums * outputs + (values if fma else 0)
     staged = max(stages - 1, 1) if fma or config.block_m < WGMMA_ROWS else stages
     shared = staged * values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
     flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
-    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, shared, tiles, flops)
+    return Footprint(threads, cdiv(register_values, threads) + ADDRESS_REGISTERS, shared, tiles, flops)
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the resources `needs` with more shared memory, if at most one CTA per SM takes tile after tile."""
+    """Returns the resources of a persistent kernel: at most one CTA per SM, which computes several tiles.  `needs` are
+    the resources with one CTA per tile.  Adds `more_shared_bytes` to the shared memory."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
 
 
 def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
-    """Returns the resources for (M, N) outputs, with loads through pointers: tiles of `a` and `b` for each stage."""
+    """Returns a CTA's resources for `[M, N]` outputs, if it loads by pointers: tiles of `a` and `b` for each stage."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
 
@@ -135,9 +137,9 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:
-    """Returns the space of tiles that TMA loads, with 128 or 256 bytes along K."""
-    sides = rows, (32, 64, 128, 256), (128, 256)
-    return space(of, sides, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
+    """Returns the search space of tiles that TMA loads, with 128 or 256 bytes along K."""
+    tile_sizes = rows, (32, 64, 128, 256), (128, 256)
+    return space(of, tile_sizes, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
 
 
 _pointer_space = partial(
@@ -196,8 +198,8 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns defaults for few rows of `a`: the least rows of a product, and 256 bytes of each weight row (128 if both
-    tiles are equally large).  `stages` is for 16, 32 and 64 rows; `exact` is the number of stages for FMAs."""
+    """Returns default configs for few rows of `a`: the smallest tile that fits, with 256 bytes of each weight row (128
+    for tiles of 64 rows).  `stages` is for 16, 32 and 64 rows.  `exact` is the number of stages for FMAs."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

@@ -1,15 +1,18 @@
-"""The kernel `cooperative`, the rung after `warp_specialized`, in Gluon: each consumer has a product in flight.
+"""Implements the kernel `cooperative`, the version after `warp_specialized`, in Gluon: each consumer warpgroup always
+has a matrix product in flight.
 
-One warp issues the TMA loads through a ring in shared memory.  It runs ahead into the next tile while the last tile is
-stored.  Two warpgroups share a tile of B.  Each has half of the rows of A, its own accumulator, and always one product
-in flight: it frees a slot after the next product has started, so the tensor cores never wait.  Each half of a finished
-tile is staged in shared memory and stored by TMA.  A warp waits for a store only when it needs that memory again. TMA
-loads a residual into the same memory during the products.  Consumers hold most registers (setmaxnreg).  Design:
-CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al., 2024).
-CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the rung `multicast` in CUDA C++ has it.
+One warp, the producer, issues the TMA loads into a ring buffer in shared memory.  It loads ahead for the next tile
+while the last tile is stored.  Two warpgroups, the consumers, share a tile of B.  Each has half of the rows of A and
+its own accumulator.  A consumer frees a slot of the ring only after its next product has started, so the tensor cores
+never wait.  Each half of a finished tile is staged in shared memory and stored by TMA.  A warp waits for a store only
+when it needs that memory again.  TMA loads a residual into the same memory during the products.  Consumers hold most
+registers (setmaxnreg).  Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and
+ThunderKittens (Spector et al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the
+kernel `multicast` in CUDA C++ has it.
 
-A slot of the ring is `full` when its bytes have arrived.  A slot has one `empty` barrier per consumer, which completes
-when that consumer's products of the slot are done.  The producer refills the slot when both barriers are complete.
+A slot's barrier `full` completes when the bytes of the slot have arrived.  A slot has one barrier `empty` per consumer,
+which completes when that consumer's products of the slot are done.  The producer refills the slot when both `empty`
+barriers are complete.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -50,7 +53,7 @@ DEEP_K = 2048
 
 @dataclass(frozen=True)
 class Ring(LaunchConfig):
-    """A config: a tile that two consumers share, and the ring that a producer fills."""
+    """A config: a tile that two consumer warpgroups share, and the ring buffer that a producer warp fills."""
 
     block_m: int
     """The number of rows of a tile.  Each consumer takes half of the rows."""
@@ -65,8 +68,10 @@ class Ring(LaunchConfig):
 
 
 def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
-    """Returns the resources of a producer and two consumers for `tiles` tiles of `columns` columns, at most one CTA per
-    SM: two fp32 accumulators of half a tile, the ring and its barriers, and `staged` values of the result."""
+    """Returns the resources of a CTA with a producer and two consumers, at most one CTA per SM.
+
+    The kernel computes `tiles` tiles of `columns` columns.  Each consumer has an fp32 accumulator for half a tile.
+    Shared memory holds the ring buffer, its barriers, and `staged` values of the result."""
     values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
@@ -79,25 +84,25 @@ def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Cas
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of the ring and of the staged part of a tile."""
+    """Returns the resources of a CTA: the ring buffer, and the part of a tile that is staged for the store."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether tiles have 64 or 128 bytes along K, and are staged whole or in halves."""
+    """Returns whether a config's tile has 64 or 128 bytes along K, and is staged as a whole or in halves."""
     halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
     return along_k in (64, 128) and config.store_n in halves
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for the table of defaults: `outputs`, and `halves`, which is 1 if a tile is staged in halves to
-    make space for a slot.  With a residual, a consumer that stages a whole tile would wait."""
+    """Returns sizes for the table of default configs: `outputs` and `halves`.  `halves` is 1 if a tile is staged in
+    halves, which makes space for one more slot.  With a residual, a consumer that stages a whole tile would wait."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
 # Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_NARROW, _WHOLE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
+_NARROW, _WHOLE_TILE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
 _MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
 _HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
@@ -107,8 +112,8 @@ TUNING = Tuning(
         store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE), ({"M": 256}, _HALVES),
-        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE), ({}, _HALVES),
+        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE_TILE), ({"M": 256}, _HALVES),
+        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE_TILE), ({}, _HALVES),
     ), sizes), footprint, rule,
 )  # fmt: skip
 
@@ -119,8 +124,8 @@ def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
     group_tiles = (GROUP_M * tiles_n).to(gl.uint32)
     first_m = (tile // group_tiles).to(gl.int32) * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M).to(gl.uint32)
-    inside = tile % group_tiles
-    return first_m + (inside % group_m).to(gl.int32), (inside // group_m).to(gl.int32)
+    index_in_group = tile % group_tiles
+    return first_m + (index_in_group % group_m).to(gl.int32), (index_in_group // group_m).to(gl.int32)
 
 
 @gluon.jit
@@ -148,16 +153,16 @@ def _produce(
         column = tile_n * BLOCK_N
         for step in range(steps):
             k = step * BLOCK_K
-            for half in gl.static_range(2):
-                mbarrier.wait(empty.index(2 * slot + half), phase)
+            for half_id in gl.static_range(2):
+                mbarrier.wait(empty.index(2 * slot + half_id), phase)
             bar = full.index(slot)
             mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
-            for half in gl.static_range(2):
-                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
+            for half_id in gl.static_range(2):
+                row = tile_m * BLOCK_M + half_id * (BLOCK_M // 2)
                 if A_TRANSPOSED:
-                    async_load(a, [k, row], bar, a_ring.index(2 * slot + half))
+                    async_load(a, [k, row], bar, a_ring.index(2 * slot + half_id))
                 else:
-                    async_load(a, [row, k], bar, a_ring.index(2 * slot + half))
+                    async_load(a, [row, k], bar, a_ring.index(2 * slot + half_id))
             if B_TRANSPOSED:
                 async_load(b, [column, k], bar, b_ring.index(slot))
             else:
@@ -174,7 +179,7 @@ def _fetch(residual, staged, landed, row, column):
 
 @gluon.jit
 def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
-    """Waits for the residual in the staged memory, or without a residual until TMA has read the data stored there."""
+    """Waits until the residual is in the staging memory.  Without a residual, waits until TMA has read this memory."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
     else:
@@ -213,20 +218,20 @@ def _consume(
         column = tile_n * BLOCK_N
         if HAS_RESIDUAL:
             _fetch(residual, staged, landed, row, column)
-        before = 0  # as `slot` it would not be carried from step to step (Triton 3.6: the two are one value then)
+        last_slot = 0  # as `slot` it would not be carried from step to step (Triton 3.6: the two are one value then)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
-            left = a_ring.index(2 * slot + HALF)
-            right = b_ring.index(slot)
+            a_tile = a_ring.index(2 * slot + HALF)
+            b_tile = b_ring.index(slot)
             if A_TRANSPOSED:
-                left = left.permute((1, 0))
+                a_tile = a_tile.permute((1, 0))
             if B_TRANSPOSED:
-                right = right.permute((1, 0))
-            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+                b_tile = b_tile.permute((1, 0))
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
-            before = slot
+            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
+            last_slot = slot
             slot, phase = advance(slot, phase, full)
         # While the last product runs: all that does not need it.
         tile_m, tile_n = _place(min(tile + gl.num_programs(0), last), tiles_m, tiles_n, GROUP_M)
@@ -235,7 +240,7 @@ def _consume(
             addend = gl.load(bias + columns, mask=columns < N, other=0.0)
         _await(landed, landing, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * before + HALF))
+        mbarrier.arrive(empty.index(2 * last_slot + HALF))
         total = accumulator
         if bias is not None:
             total += addend.to(gl.float32)[None, :]
@@ -243,12 +248,12 @@ def _consume(
             _store(out, total, staged, row, column, HAS_RESIDUAL)
             landing ^= 1
         else:
-            first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
-            _store(out, first, staged, row, column, HAS_RESIDUAL)
+            first_half, second_half = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+            _store(out, first_half, staged, row, column, HAS_RESIDUAL)
             if HAS_RESIDUAL:
                 _fetch(residual, staged, landed, row, column + STORE_N)
             _await(landed, 1, HAS_RESIDUAL)
-            _store(out, second, staged, row, column + STORE_N, HAS_RESIDUAL)
+            _store(out, second_half, staged, row, column + STORE_N, HAS_RESIDUAL)
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -267,8 +272,8 @@ def _gemm(
     full = new_barriers(STAGES, 1)
     empty = new_barriers(2 * STAGES, 1)
     landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for half in gl.static_range(0 if residual is None else 2):
-        mbarrier.init(landed.index(half), count=1)
+    for half_id in gl.static_range(0 if residual is None else 2):
+        mbarrier.init(landed.index(half_id), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -287,19 +292,19 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of all operands and `c`, the grid, sizes, and constants."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, sizes, constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)
-    half = config.block_m // 2
+    half_rows = config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     maps = [
         matrix and matrix.map(rows, columns, of.a.dtype)
         for matrix, rows, columns in (
-            (a, half, config.block_k),
+            (a, half_rows, config.block_k),
             (b, config.block_k, config.block_n),
-            (c, half, config.store_n),
-            (residual, half, config.store_n),
+            (c, half_rows, config.store_n),
+            (residual, half_rows, config.store_n),
         )
     ]
     transposed = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
@@ -338,5 +343,5 @@ def cooperative(
 ) -> None:
     """Computes `a @ b + bias + residual` on Hopper's tensor cores, accumulated in fp32 and rounded once."""
     a_map, b_map, c_map, residual_map, grid, sizes, constants = bound
-    added = None if residual is None else residual_map(residual)
-    _gemm[grid](a_map(a), b_map(b), bias, added, c_map(c), *sizes, **constants)
+    mapped_residual = None if residual is None else residual_map(residual)
+    _gemm[grid](a_map(a), b_map(b), bias, mapped_residual, c_map(c), *sizes, **constants)

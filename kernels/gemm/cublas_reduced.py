@@ -1,7 +1,7 @@
-"""The peer cuBLAS with torch's default setting, which may add the partial sums of a split K in 16 bits.
+"""Implements a comparison kernel: cuBLAS in torch's default mode, which may add partial sums of a split K in 16 bits.
 
-The project's `library` adds them in fp32 (`kernels/precision.py`).  An honest comparison needs both: a kernel that
-beats the library must also beat this peer, if the peer is exact enough to pass the check.
+The project's `library` adds these sums in fp32 (`kernels/precision.py`).  A fair comparison needs both.  A kernel that
+is faster than the library must also be faster than this kernel, if this kernel passes the accuracy check.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rooflab.kernels.takes import HALVES
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
-    """Computes `a @ b + bias` or `a @ b + residual` like `library`, with 16-bit reductions allowed for this call."""
+    """Computes `a @ b + bias` or `a @ b + residual` like `library`, but allows 16-bit reductions for this call."""
     matmul = torch.backends.cuda.matmul
-    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    saved_flags = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
     try:
         return library.product(a, b, bias, residual, precision, c)
     finally:
-        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = saved_flags

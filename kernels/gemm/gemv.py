@@ -1,16 +1,18 @@
-"""The kernel `gemv`, the rung after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes per thread.
+"""Implements the kernel `gemv`, the version after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes
+per thread.
 
-With so few rows the product is a stream of weights, so there is no tile, no tensor core and no staging in shared
-memory.  A warp takes `rows` rows of the weight, issues `rows * unroll` loads before it uses the first, and reduces in
-the warp.  If that leaves too few warps, K is split over the warps of a CTA, then over a cluster of CTAs.  Their partial
-sums meet in distributed shared memory in a fixed order, without a second launch or a workspace.
+With so few rows the kernel only streams the weight, so there is no tile, no tensor core and no staging in shared
+memory. A warp takes `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the first value, and
+then sums within the warp.  If that leaves too few warps, K is split over the warps of a CTA, then over a cluster of
+CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or a
+workspace.
 
-At HBM's rate of an H100 (14.5 bytes a clock and SM) the loop takes 20% of the issue slots for one row of `a` and 43%
-for four (230 and 487 instructions for 4 KB of the weight), so up to four rows cost as much as one row.
+An H100's HBM gives 14.5 bytes per clock and SM.  At this rate the loop takes 20% of the issue slots for one row of `a`
+and 43% for four rows (230 and 487 instructions for 4 KB of the weight).  So four rows take the same time as one row.
 
-Within `pdl()` a warp requests its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the
-previous kernel.  `swap_ab` says which latency this can hide.  The loads do not use `ld.global.nc`, because ptxas moves
-such loads behind the wait.
+Within `pdl()` a warp requests its first `rows * unroll` vectors before it waits for the previous kernel.  This is up to
+17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do not use `ld.global.nc`, because
+ptxas moves such loads behind the wait.
 """
 
 from __future__ import annotations
@@ -55,12 +57,12 @@ class GemvConfig:
 
 
 def pieces(K: int, scheme: Scheme) -> int:
-    """Returns the number of pieces in a row of K.  A piece is a load of a whole warp with the widest vector."""
+    """Returns the number of pieces in a row of `K` values.  A piece is one warp's load, 16 bytes per thread."""
     return int(cdiv(K * scheme.activation.itemsize, WARP * _operands.VECTOR_BYTES))
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources: registers for vectors in flight and sums; shared memory for each warp's sums."""
+    """Returns a CTA's resources: registers for loaded vectors and sums, and shared memory for each warp's sums."""
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
@@ -71,18 +73,18 @@ def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprin
 
 
 def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether at most 16 vectors are in flight per thread, and each share of K has at least one piece."""
+    """Returns whether a thread has at most 16 vectors in flight, and each share of K at least one load of a warp."""
     shares = config.warps_k * config.split
-    whole = shares == 1 or shares <= pieces(int(case["K"]), scheme)
-    return config.rows * config.unroll <= 16 and whole
+    shares_fit = shares == 1 or shares <= pieces(int(case["K"]), scheme)
+    return config.rows * config.unroll <= 16 and shares_fit
 
 
 def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
-    """Chooses the fewest shares of K that give every SM enough warps, but at most one share per piece of K."""
-    N, most = int(case["N"]), pieces(int(case["K"]), scheme)
+    """Returns the config that splits K the least for enough warps per SM.  A share has one warp load or more."""
+    N, piece_count = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
     shares = 1
-    while N * shares < HOPPER_SMS * WARPS_PER_SM * rows and 2 * shares <= min(most, WARPS * 8):
+    while N * shares < HOPPER_SMS * WARPS_PER_SM * rows and 2 * shares <= min(piece_count, WARPS * 8):
         shares *= 2
     return GemvConfig(rows, 8 // rows, warps_k=min(shares, WARPS), split=max(shares // WARPS, 1))
 
@@ -92,7 +94,7 @@ TUNING = Tuning(GemvConfig, CONFIGS, fewest_shares, footprint, rule)
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for each layout: compiler options, the grid, sizes and strides."""
+    """Computes launch arguments from shapes, strides and options: compiler options, the grid, sizes and strides."""
     a, b, config = of.a, of.b, of.config
     (K, N), M = b.shape, a.shape[0]
     options = _cuda.macros(
@@ -141,7 +143,7 @@ def gemv(
     config: GemvConfig,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` in exact fp32 FMAs, for up to four rows of `a`; runs agree bit for bit."""
-    options, grid, numbers = bound
+    """Computes `a @ b + bias + residual` with exact fp32 FMAs, for up to four rows of `a`.  Runs agree bit for bit."""
+    options, grid, scalars = bound
     compiled = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())
-    compiled(grid, (WARPS * WARP,), a, b, bias, residual, c, *numbers)
+    compiled(grid, (WARPS * WARP,), a, b, bias, residual, c, *scalars)

@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's matrix product, which is cuBLAS on CUDA, and oneDNN or MKL on the CPU."""
+"""Implements the kernel `library`: torch's matrix product, which is cuBLAS on CUDA, and oneDNN or MKL on the CPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TAKES = {
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str, c: Tensor | None
 ) -> Tensor:
-    """Makes one call of torch.  `precision="tf32"` allows TF32 for this call only."""
+    """Computes the op with one call of torch.  `precision="tf32"` allows TF32 for this call only."""
     addend = residual if bias is None else bias
     if precision == "ieee":
         return torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
-    before = torch.backends.cuda.matmul.allow_tf32
+    saved_flag = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         return product(a, b, bias, residual, "ieee", c)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = saved_flag
 
 
 @kernel(backend="torch", holds=TAKES, unsupported=padded_rows_refused, allocates=True)

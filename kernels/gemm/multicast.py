@@ -1,12 +1,15 @@
-"""The kernel `multicast`, the rung after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared columns once.
+"""Implements the kernel `multicast`, the version after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared
+columns once.
 
-`cooperative` asks L2 for 48 KB per 64 of K in a tile of 128 x 256: 48 bytes per clock and SM at the rate of the tensor
-cores.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of the tile of `b`, and TMA
-writes it into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 has no multicast, so the
-kernel is CUDA C++, with tensor maps that the host encodes by the driver's call.  The rest is `cooperative`'s design
-(CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48): one product in
-flight, registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns.  A
-consumer stages two boxes, so four slots of the ring fit too; a residual comes by TMA into the same boxes.
+For 64 values along K and a tile of 128 x 256, `cooperative` reads 48 KB from L2.  At the rate of the tensor cores this
+is 48 bytes per clock and SM.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of
+the tile of `b`, and TMA writes it into the shared memory of both (multicast).  So a CTA reads 32 KB, or 32 bytes per
+clock. Gluon 3.6 has no multicast, so the kernel is CUDA C++, with tensor maps that the host encodes by a driver call.
+
+The rest is `cooperative`'s design (CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS
+3.x, example 48): one product in flight, most registers for the consumers, and a persistent loop over tiles.  A tile is
+stored in boxes of 64 columns.  A consumer stages two boxes, so four slots of the ring buffer fit too.  TMA loads a
+residual into the same boxes.
 
 Both CTAs wait for the slower CTA: a slot is free when the consumers of both have read it.  Not measured on a GPU.
 """
@@ -66,16 +69,16 @@ def multicast(
     precision: str,
     config: ClusterTile,
 ) -> None:
-    """Computes `a @ b + bias + residual` on Hopper's tensor cores, in fp32, rounded once; `b` is multicast."""
-    (left, right), output = _operands.stored_operands(a, b), _operands.stored_output(c)
-    added = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
-    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, output), added) if matrix]
+    """Computes `a @ b + bias + residual` on Hopper's tensor cores, in fp32, rounded once.  TMA multicasts `b`."""
+    (a_rows, b_rows), output = _operands.stored_operands(a, b), _operands.stored_output(c)
+    addend = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
+    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, a_rows), (b, b_rows), (c, output), addend) if matrix]
     shared.launch(
         DTYPE_NAMES[a.dtype],
         config,
         maps,
         (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
-        along_k=(not left.transposed, right.transposed),
+        along_k=(not a_rows.transposed, b_rows.transposed),
         bias=bias,
         residual=residual is not None,
     )

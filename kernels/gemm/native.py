@@ -1,4 +1,5 @@
-"""The kernel `native`, the rung after `packed`, in C++: every product reads panels of 32 columns once, in order.
+"""Implements `native`, the version after `packed`, in C++ for the CPU: reads panels of 32 weight columns once, in
+order.
 
 The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at load.
 """
@@ -25,9 +26,8 @@ PANEL = 32
 
 @dataclass(frozen=True)
 class Panels(Packed):
-    """A weight (K, N) in panels of 32 columns: values, or codes with a scale for each column.
-
-    `tensor`: (N / 32 rounded up, K, 32), with zeros after the last column.
+    """A weight `[K, N]` in panels of 32 columns: values, or int8 codes with a scale for each column.  `tensor`:
+    `[ceil(N / 32), K, 32]`, with zeros after the last column.
     """
 
     scales: Tensor | None = None
@@ -35,12 +35,12 @@ class Panels(Packed):
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of the packed weight, with padding."""
+        """Returns the size of the packed weight in bytes, with padding."""
         return self.tensor.nbytes + nbytes(self.scales)
 
 
 def pack(b: torch.Tensor) -> Panels:
-    """Packs `b` (K, N) in panels.  Raises `ValueError` on another shape."""
+    """Packs `b` `[K, N]` in panels of 32 columns.  Raises `ValueError` if `b` does not have two dimensions."""
     check_shape("b", b, None, None)
     K, N = b.shape
     count = -(-N // PANEL)
@@ -50,13 +50,13 @@ def pack(b: torch.Tensor) -> Panels:
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads that a layout needs."""
+    """Returns the numbers that the C++ function takes: sizes, strides and the number of threads."""
     (M, N), K = of.c.shape, of.a.shape[1]
     return sizes(M, N, K, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
 
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
-    """Computes `(a @ b) * scales + bias`.  The weight has the dtype of `a`, or is int8 with scales."""
+    """Computes `(a @ b) * scales + bias`.  The weight has the dtype of `a` without scales, or is int8 with scales."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
     built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, bound)
 

@@ -1,4 +1,4 @@
-"""The kernel `one_thread`, in CUDA C++, as simple as `naive`: one output per thread, two loads per product.
+"""Implements `one_thread` in CUDA C++, as simple as `naive`: one output per thread, two loads per multiplication.
 
 A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B.  If B is a transposed
 weight, the warp reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
@@ -40,6 +40,6 @@ def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual
     """Computes `a @ b + bias + residual` in fp32 FMAs, in the order of k.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
-    numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    scalars = *map(np.int32, (M, N, K)), *map(np.int64, strides)
     compiled = load(SOURCE, "gemm_one_thread", options=macros(ELEMENT=ELEMENTS[a.dtype]))
-    compiled((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *numbers)
+    compiled((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *scalars)

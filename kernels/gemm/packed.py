@@ -1,4 +1,4 @@
-"""The kernel `packed`, the rung after `library`: the weight is reordered once, at load, for oneDNN's CPU kernels."""
+"""Implements `packed`, the version after `library`: the weight is reordered once, at load, for oneDNN's CPU kernels."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LAYOUT_M = 64
 
 @dataclass(frozen=True)
 class PackedWeight(Packed):
-    """A weight (K, N) in oneDNN's own layout, which other kernels cannot read."""
+    """A weight `[K, N]` in oneDNN's own layout, which other kernels cannot read."""
 
     nbytes: int
     """The bytes of the weight's elements, without padding that oneDNN may add."""
 
 
 def pack(b: torch.Tensor) -> PackedWeight:
-    """Reorders `b` (K, N) for oneDNN: fp32 or bf16, on the CPU.  Raises `ValueError` on other tensors."""
+    """Reorders `b` `[K, N]` for oneDNN: fp32 or bf16, on the CPU.  Raises `ValueError` on other tensors."""
     if reason := _why_not(b):
         raise ValueError(reason)
     check_shape("b", b, None, None)
@@ -57,6 +57,6 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
     unsupported=lambda inputs: _why_not(inputs.b),
 )
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Computes `a @ b + bias` with a weight from `pack`.  oneDNN's call takes no `out`."""
+    """Computes `a @ b + bias` with a weight from `pack`.  oneDNN's function has no argument `out`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
     return result

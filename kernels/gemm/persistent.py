@@ -1,10 +1,11 @@
-"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads ahead during stores.
+"""Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
+next tile during a store.
 
 With one CTA per tile, each tile pays for filling the pipeline and for the epilogue.  Only other CTAs of the SM can hide
-this cost, and the largest tiles leave no space for other CTAs.  Here both loops are fused into one (`flatten`), so the
-pipeline of loads runs on across tiles.  TMA stores the result from shared memory in parts (`store_parts`), so the
-pipeline keeps more of that memory.  The last wave takes as long as before: if M and N leave most SMs without a tile,
-use split_k or stream_k.
+this cost, and the largest tiles leave no space for other CTAs.  Here the loop over tiles and the loop over K are fused
+into one (`flatten`), so the pipeline of loads continues across tiles.  TMA stores the result from shared memory in
+parts (`store_parts`), so the pipeline keeps more of that memory.  The last wave takes the same time as before: if M and
+N leave most SMs without a tile, use split_k or stream_k.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class TileInParts(Config):
-    """A config: a tile, and the number of parts in which it is stored."""
+    """A config: a tile, and the number of parts in which the tile is stored."""
 
     store_parts: int = 1
     """The number of parts of a tile's columns: 1, 2 or 4.  The parts are stored one after another."""
 
 
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources: tiles of `a` and `b`, a barrier per stage, a part of the result; at most one CTA per SM.
+    """Returns the resources of a CTA, at most one per SM.
 
-    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  If
-    several warps share the rows of a tile that is stored in parts, they also exchange the whole tile.
-    """
-    whole = config.block_m * config.block_n * scheme.output.itemsize
-    part = whole // config.store_parts
-    exchanged = min(part, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  Threads exchange a part of
+    the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  If several warps share the rows
+    of a tile that is stored in parts, they also exchange the whole tile."""
+    tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
+    part_bytes = tile_bytes // config.store_parts
+    exchanged = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
-        exchanged = max(exchanged, whole)
-    return one_wave(by_tma(config, case, scheme), part + exchanged)
+        exchanged = max(exchanged, tile_bytes)
+    return one_wave(by_tma(config, case, scheme), part_bytes + exchanged)
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Returns the configs.  If a tile has several parts, a part has at least 128 bytes per row in 16 bits."""
-    every = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
-    return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
+    """Returns the configs to try.  If a tile has several parts, a part has at least 128 bytes per row in 16 bits."""
+    all_configs = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
+    return tuple(c for c in all_configs if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns a tile with all its stages, one less and two less, because a residual takes a stage's memory."""
-    most = TileInParts(*tile)
-    return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
+    """Returns a tile's configs with all stages, one less and two less, because a residual takes a stage's memory."""
+    full_config = TileInParts(*tile)
+    return tuple(replace(full_config, num_stages=full_config.num_stages - fewer) for fewer in range(3))
 
 
 # As many stages as fit with a part of the result.
@@ -90,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and the right half of a tile's columns.  A thread keeps its values: a warp owns 16 rows."""
+    """Returns the left and the right half of a tile's columns.  A warp owns 16 rows, so a thread keeps its values."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -104,9 +105,9 @@ def _parts(tile, COUNT: tl.constexpr):
     elif COUNT == 2:  # no early return: Triton would compile the code after it for COUNT == 1 too
         return _halves(tile)
     else:
-        left, right = _halves(tile)
-        first, second = _halves(left)
-        third, fourth = _halves(right)
+        left_half, right_half = _halves(tile)
+        first, second = _halves(left_half)
+        third, fourth = _halves(right_half)
         return first, second, third, fourth
 
 
@@ -135,25 +136,25 @@ def _gemm(
         for index in tl.static_range(STORE_PARTS):
             first = column + index * (BLOCK_N // STORE_PARTS)
             columns = first + tl.arange(0, BLOCK_N // STORE_PARTS)
-            part = parts[index]
+            tile_part = parts[index]
             if HAS_BIAS:
-                part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+                tile_part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
             if HAS_RESIDUAL:
                 mask = (rows < M)[:, None] & (columns < N)[None, :]
                 residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
-                part += residual.to(tl.float32)
-            out_map.store([row, first], part.to(out_map.dtype))
+                tile_part += residual.to(tl.float32)
+            out_map.store([row, first], tile_part.to(out_map.dtype))
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of maps, the grid, sizes and a stride, and constants."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, _operands.row_stride(of.residual)
-    return maps, grid, numbers, _operands.constants(of, a, b)
+    scalars = M, N, K, _operands.row_stride(of.residual)
+    return maps, grid, scalars, _operands.constants(of, a, b)
 
 
 @kernel(
@@ -185,6 +186,6 @@ def persistent(
     config: TileInParts,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads operands and stores the result."""
-    (a_map, b_map, c_map), grid, numbers, constants = bound
-    _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)
+    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads the operands and stores the result."""
+    (a_map, b_map, c_map), grid, scalars, constants = bound
+    _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *scalars, **constants)

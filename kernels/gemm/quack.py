@@ -1,4 +1,4 @@
-"""The peer `quack`: QuACK's GEMM for Hopper in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`).
+"""Wraps QuACK's GEMM for Hopper as a comparison kernel (CuTe DSL, https://github.com/Dao-AILab/quack, `quack-kernels`).
 
 QuACK's `gemm` tunes itself: the first call of each shape and dtype compiles and measures 44 configs on Hopper (0.6.4).
 QuACK's users get the same config.  A time measured after a warm-up does not contain the tuning.
@@ -20,7 +20,8 @@ from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why QuACK cannot take the operands, or None: on Hopper 0.6.4 needs row strides of whole 16 bytes."""
+    """Returns why QuACK cannot take the operands, or None.  On Hopper, QuACK 0.6.4 needs row strides that are multiples
+    of 16 bytes."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     if not a.numel() or not b.numel():
         return None
@@ -31,13 +32,13 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def check_out(of: Arguments) -> None:
-    """Raises `ValueError` on a tensor `c` that QuACK cannot write."""
+    """Raises `ValueError` if QuACK cannot write to the tensor `c`."""
     if reason := _why_not("out", of.c, (1,)):
         raise ValueError(reason)
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Returns why QuACK cannot take a matrix, or None.  One of the dimensions `inner_dims` must be contiguous."""
+    """Returns why QuACK cannot take `matrix`, or None.  One of the dimensions `inner_dims` must be contiguous."""
     address = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
@@ -62,10 +63,10 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     traffic=traffic,
 )
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
-    """Computes `a @ b + bias + residual` by `gemm`, or with a residual by `gemm_add`.  Both addends need 0.6.2."""
+    """Computes `a @ b + bias + residual` by `gemm`, or by `gemm_add`.  Bias and residual together need QuACK 0.6.2."""
     library: Any = import_module("quack.gemm_interface")
-    added = {} if bias is None else {"bias": bias}
+    bias_args = {} if bias is None else {"bias": bias}
     if residual is None:
-        library.gemm(a, b, out=c, **added)
+        library.gemm(a, b, out=c, **bias_args)
     else:
-        library.gemm_add(a, b, residual, out=c, **added)
+        library.gemm_add(a, b, residual, out=c, **bias_args)

@@ -1,9 +1,10 @@
-"""The kernel `shared_tiles`, the rung after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
+"""Implements `shared_tiles`, the version after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
 
 A CTA of 256 threads uses each value that it reads from memory 128 times.  A thread uses each value that it reads from
-shared memory eight times.  The next tile is loaded to registers during a product and written to the other of two
-buffers, so a step of 8 k has one barrier.  Four elements move at once if strides and addresses allow.  Tiles are fp32,
-in a layout without bank conflicts.  Products are fp32 FMAs: the meaning of `precision="ieee"` for fp32.
+shared memory eight times.  There are two buffers in shared memory.  During a product the next tile is loaded to
+registers, and then written to the other buffer.  So a step of 8 values along K has one barrier.  Four elements move at
+once if strides and addresses allow.  Tiles are fp32, in a layout without bank conflicts.  Products are fp32 FMAs, which
+is the meaning of `precision="ieee"` for fp32.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
-    """Returns whether four neighbours along dimension `contiguous` can move at once."""
+    """Returns whether one load can move four neighbours along dimension `contiguous`."""
     size = GROUP * matrix.element_size()
     aligned = matrix.data_ptr() % size == 0 and matrix.stride(1 - contiguous) % GROUP == 0
     return matrix.stride(contiguous) == 1 and aligned
@@ -48,7 +49,7 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
     """Computes `a @ b + bias + residual` in fp32 FMAs from tiles in shared memory.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
-    numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    scalars = *map(np.int32, (M, N, K)), *map(np.int64, strides)
     a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
     options = macros(
         ELEMENT=ELEMENTS[a.dtype],
@@ -59,4 +60,4 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
         OUT_VECTOR=_is_vector(c, 1),
     )
     compiled = load(SOURCE, "gemm_shared_tiles", options=options)
-    compiled((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *numbers)
+    compiled((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *scalars)

@@ -1,9 +1,10 @@
-"""The kernel `split_k`, the rung after `pipelined`, for few rows of `a`: splits K over CTAs until a wave fills the SMs.
+"""Implements `split_k`, the version after `pipelined`, for few rows of `a`: splits K over CTAs to fill the SMs.
 
 With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
 share of a tile's K and writes an fp32 partial sum.  A second launch adds the shares in order, so two runs agree bit for
-bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last, but the counter would have
-to be zero before every launch, on every stream and in every replay of a graph: a launch or a persistent buffer more.
+bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last one.  But the counter would
+have to be zero before every launch, on every stream and in every replay of a graph.  That needs another launch or a
+persistent buffer.
 """
 
 from __future__ import annotations
@@ -36,41 +37,39 @@ LEAST_STEPS = 4
 
 @dataclass(frozen=True)
 class SplitTile(StreamTile):
-    """A config: a tile, and the number of CTAs that share its K."""
+    """A config: a tile, and the number of CTAs that share the K of a tile."""
 
     split: int = 1
 
 
 def share_steps(K: int, config: SplitTile) -> int:
-    """Returns the number of tiles of K per share.  The last share may have fewer tiles."""
+    """Returns the number of loop steps (of `block_k`) per share of K.  The last share may have fewer steps."""
     return cdiv(cdiv(K, config.block_k), config.split)
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of the first launch of split_k, where each CTA takes a share of a tile's K."""
+    """Returns the resources of split_k's first launch, in which each CTA takes a share of a tile's K."""
     needs = tile_needs(config, case, scheme)
     depth = share_steps(int(case["K"]), config) * config.block_k
     return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA fits and each share of K has at least a tile of K."""
-    whole = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return whole and shared_k(config, case, scheme).fits
+    """Returns whether a config is legal: a CTA fits on an SM, and each share of K has at least `block_k` values."""
+    split_fits = config.split == 1 or config.split * config.block_k <= int(case["K"])
+    return split_fits and shared_k(config, case, scheme).fits
 
 
 TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """Chooses the least split that fills the SMs, if each share keeps `LEAST_STEPS` tiles of K.
-
-    At most 64 KB of the weight are in flight, so that two CTAs fit on an SM.
-    """
+    """Returns the default config.  It has the smallest split that fills the SMs, with `LEAST_STEPS` steps or more per
+    share.  At most 64 KB of the weight are in flight per CTA, so that two CTAs fit on an SM."""
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
-    split, most = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
-    return replace(config, split=max(min(split, most, 16), 1))
+    split, max_split = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    return replace(config, split=max(min(split, max_split, 16), 1))
 
 
 TUNING = Tuning(
@@ -115,8 +114,8 @@ def _gemm(
         out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
         tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        places = partial_ptr + (share * M + rows)[:, None] * N + columns[None, :]
-        tl.store(places, accumulator, mask=(rows < M)[:, None] & (columns < N)[None, :])
+        partial_ptrs = partial_ptr + (share * M + rows)[:, None] * N + columns[None, :]
+        tl.store(partial_ptrs, accumulator, mask=(rows < M)[:, None] & (columns < N)[None, :])
 
 
 @triton.jit
@@ -147,24 +146,24 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `b` once per row of tiles.  A split adds an fp32 sum per output and share, written and read."""
-    config, whole = inputs.config, panels_traffic(inputs, inputs.config.block_m)
+    """Counts the bytes of `b` once per row of tiles.  A share of a split K writes and reads an fp32 sum per output."""
+    config, base_traffic = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
-        return whole
+        return base_traffic
     partial = 4 * inputs.a.shape[0] * inputs.b.shape[1] * config.split
-    return Traffic(whole.read_bytes + partial, whole.write_bytes + partial, launches=2)
+    return Traffic(base_traffic.read_bytes + partial, base_traffic.write_bytes + partial, launches=2)
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for each layout: the grids, sizes and strides, and constants of both launches."""
+    """Computes the arguments of both launches from shapes, strides and options: grids, scalars and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
-    numbers = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    scalars = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    added = {**has, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
+    reduce_constants = {**has, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
     # M first, because the second dimension of a grid is at most 65535.
-    return grid, numbers, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), added
+    return grid, scalars, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), reduce_constants
 
 
 @kernel(
@@ -194,9 +193,9 @@ def split_k(
     config: SplitTile,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` in fp32.  A split needs split * M * N fp32 sums.  Runs agree bit for bit."""
-    grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound
+    """Computes `a @ b + bias + residual` in fp32.  Runs agree bit for bit.  A split needs `split * M * N` fp32 sums."""
+    grid, scalars, constants, reduce_grid, reduce_numbers, reduce_constants = bound
     partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
-    _gemm[grid](a, b, bias, residual, c, partial, *numbers, **constants)
+    _gemm[grid](a, b, bias, residual, c, partial, *scalars, **constants)
     if partial is not None:
         _reduce[reduce_grid](partial, bias, residual, c, *reduce_numbers, **reduce_constants)

@@ -1,10 +1,11 @@
-"""The kernel `stream_k`, the rung after `split_k`: each SM gets the same share of the steps of all tiles.
+"""Implements the kernel `stream_k`, the version after `split_k`: each SM gets the same number of steps along K.
 
-With a split every tile has the same number of CTAs, which rarely fits the SMs.  Here the steps of all tiles form one
-sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel Decomposition for
-Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  The sum of a cut tile's
-part is written as an fp32 partial sum, and a second launch adds a tile's sums in order, so two runs agree bit for bit.
-The paper's CTAs wait for one another by flags, which would have to be zero before every launch (see split_k).
+With a split every tile has the same number of CTAs, so the number of CTAs rarely fits the SMs.  Here the steps of all
+tiles form one sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel
+Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  Then
+several parts compute one tile, and each writes an fp32 partial sum.  A second launch adds a tile's sums in order, so
+two runs agree bit for bit.  The paper's CTAs wait for one another by flags, which would have to be zero before every
+launch (see split_k).
 
 One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
 """
@@ -31,22 +32,21 @@ from rooflab.roofline.model import Traffic
 
 
 def tile_steps(K: int, config: StreamTile) -> int:
-    """Returns the number of tiles of K, or 1 (an empty tile) if K is 0."""
+    """Returns the number of steps along K per tile.  Returns 1 (an empty step) if K is 0."""
     return max(cdiv(K, config.block_k), 1)
 
 
 def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of the first launch of stream_k, where each CTA takes a share of all steps.
+    """Returns the resources of stream_k's first launch, in which each CTA takes a share of all steps.
 
-    A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
-    compiled kernels; tests/ops/test_gemm_ladder.py compares them).
-    """
+    The store of a tile from tensor cores needs more shared memory, for the whole tile or for a part (read in the
+    compiled kernels; tests/ops/test_gemm_ladder.py compares them)."""
     needs, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
     steps = needs.ctas * tile_steps(int(case["K"]), config)
     ctas = max(min(HOPPER_SMS, steps), 1)
-    more = 0 if by_fma(scheme) else 4 * outputs
+    extra_bytes = 0 if by_fma(scheme) else 4 * outputs
     flops = 2.0 * outputs * config.block_k * steps / ctas
-    return replace(needs, shared_bytes=needs.shared_bytes + more, ctas=ctas, tensor_flops=flops)
+    return replace(needs, shared_bytes=needs.shared_bytes + extra_bytes, ctas=ctas, tensor_flops=flops)
 
 
 TUNING = Tuning(
@@ -73,10 +73,10 @@ def _gemm(
     inner = tl.arange(0, BLOCK_K)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(begin, end):
-        this = step // steps
+        tile = step // steps
         k = step % steps * BLOCK_K
-        rows = (this // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        columns = (this % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
         depth = k.to(tl.int64) + inner
         a_ptrs = a_ptr + rows[:, None] * stride_am + depth[None, :] * stride_ak
         b_ptrs = b_ptr + depth[:, None] * stride_bk + columns[None, :] * stride_bn
@@ -99,9 +99,9 @@ def _gemm(
                 tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
             else:
                 # Each program has two places: for a tile that another program began, and for the tile that it begins.
-                place = 2 * program + (step - step % steps >= begin).to(tl.int64)
+                partial_index = 2 * program + (step - step % steps >= begin).to(tl.int64)
                 cells = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-                tl.store(partial_ptr + place * (BLOCK_M * BLOCK_N) + cells, accumulator)
+                tl.store(partial_ptr + partial_index * (BLOCK_M * BLOCK_N) + cells, accumulator)
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
 
 
@@ -114,10 +114,10 @@ def _fix_up(
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
     total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
-    this = tl.program_id(0)
+    tile = tl.program_id(0)
     # A step belongs to the last share that begins at or before it.
-    first = ((this.to(tl.int64) * steps + 1) * programs - 1) // total
-    last = ((this.to(tl.int64) * steps + steps) * programs - 1) // total
+    first = ((tile.to(tl.int64) * steps + 1) * programs - 1) // total
+    last = ((tile.to(tl.int64) * steps + steps) * programs - 1) // total
     if first == last:
         return
     inner_rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -125,8 +125,8 @@ def _fix_up(
     accumulator = tl.load(partial_ptr + (2 * first + 1) * (BLOCK_M * BLOCK_N) + cells)
     for program in range(first + 1, last + 1):
         accumulator += tl.load(partial_ptr + 2 * program * (BLOCK_M * BLOCK_N) + cells)
-    rows = (this // tiles_n).to(tl.int64) * BLOCK_M + inner_rows
-    columns = (this % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + inner_rows
+    columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (rows < M)[:, None] & (columns < N)[None, :]
@@ -138,7 +138,7 @@ def _fix_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `b` once per row of tiles.  If tiles are cut, also counts two fp32 tiles per SM, written and read."""
+    """Counts `b` once per row of tiles.  If CTAs share tiles, adds the write and read of two fp32 tiles per SM."""
     a, config = inputs.a, inputs.config
     whole = panels_traffic(inputs, config.block_m)
     _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
@@ -147,7 +147,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:
-    """Returns the number of tiles, the number of programs, and whether a tile is cut (needs a second launch)."""
+    """Returns the numbers of tiles and programs, and whether programs share a tile, which needs a second launch."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = tile_steps(K, config)
     programs = min(sm_count(device), tiles * steps)
@@ -155,17 +155,17 @@ def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) ->
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for each layout: programs, sizes and strides, constants, and the second launch if a tile is cut."""
+    """Computes launch arguments from shapes, strides and options.  Adds a second launch if programs share a tile."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     tiles, programs, cut = _shares(M, K, N, config, of.a.device)
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
-    numbers = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    scalars = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     rows = min(config.block_m, 16)
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ROWS": rows}
     # For K = 1 no tile is cut; Triton 3.6 could not compile the second launch for it.
     fix_up = (tiles, config.block_m // rows), (M, N, K, programs, stride_rm, stride_om), {**has, **sizes}
-    return programs, numbers, constants(of), fix_up if cut else None
+    return programs, scalars, constants(of), fix_up if cut else None
 
 
 @kernel(
@@ -193,9 +193,9 @@ def stream_k(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` in fp32.  Allocates two fp32 tiles per SM.  Two runs agree bit for bit."""
-    programs, numbers, constants, fix_up = bound
+    programs, scalars, constants, fix_up = bound
     partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
-    _gemm[(programs,)](a, b, bias, residual, c, partial, *numbers, **constants)
+    _gemm[(programs,)](a, b, bias, residual, c, partial, *scalars, **constants)
     if fix_up is not None:
-        grid, numbers, constants = fix_up
-        _fix_up[grid](bias, residual, c, partial, *numbers, **constants)
+        grid, scalars, constants = fix_up
+        _fix_up[grid](bias, residual, c, partial, *scalars, **constants)

@@ -1,9 +1,10 @@
-"""The kernel `swap_ab`, the rung after `split_k`: C^T = W A^T, so weight rows are wgmma's M = 64 and the batch is N.
+"""Implements the kernel `swap_ab`, the version after `split_k`: C^T = W A^T.  So the weight rows are wgmma's M of 64,
+and the batch is N.
 
 wgmma computes 64 rows by n columns, n a multiple of 8.  A batch of 1 is padded to 8 as columns, but to 64 as rows
-(CUTLASS issue 1176 and DeepGEMM say the same).  If there are too few tiles of 64 or 128 rows of the weight for the SMs,
-K is split over a cluster of CTAs.  Their partial sums meet in distributed shared memory in a fixed order, without a
-workspace, a second launch, or a counter that must be zero before the next launch.
+(CUTLASS issue 1176 and DeepGEMM say the same).  If the weight has too few tiles (of 64 or 128 rows) for the SMs, K is
+split over a cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order.  This needs
+no workspace, no second launch, and no counter that must be zero before the next launch.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -41,7 +42,7 @@ LEAST_CTAS = 9 * HOPPER_SMS // 10
 
 @dataclass(frozen=True)
 class SwapAbConfig:
-    """A config: a tile, the depth of the ring, and the split of K."""
+    """A config: the tile sizes, the depth of the ring buffer, and the split of K."""
 
     block_m: int
     """The number of rows of `a` in a tile: the N of wgmma."""
@@ -54,12 +55,12 @@ class SwapAbConfig:
 
 
 def columns(case: Case) -> int:
-    """Returns the number of rows of `a` in a tile: all rows, if a tile can have so many."""
+    """Returns the number of rows of `a` per tile: M rounded up to a power of two, from 8 to 64."""
     return min(max(next_power_of_2(int(case["M"])), COLUMNS[0]), COLUMNS[-1])
 
 
 def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources: a ring of tiles in shared memory, reused for the sums, and accumulators in registers."""
+    """Returns a CTA's resources: a ring buffer in shared memory, reused for the sums, and accumulators in registers."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
     tile = (config.block_m + config.block_n) * config.block_k
@@ -73,32 +74,31 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 
 
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA has all rows of `a` that a tile can have, each share of K has a tile of K, and the ring has
-    space for the sums.
+    """Returns whether a config is legal.
 
-    A tile must be one or two pieces deep: a thread's rows are then 8 or 16 rows apart and have the same swizzle.
-    """
+    A tile must have the number of rows of `a` that `columns` returns.  Each share of K must have at least `block_k`
+    values. The ring buffer must have space for the sums.  A row of a tile must have one or two pieces of 128 bytes.  A
+    thread's rows are then 8 or 16 rows apart and have the same swizzle."""
     needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
-    room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
+    sums_fit = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
     shares = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return config.block_m == columns(case) and pieces in (1, 2) and room and shares
+    return config.block_m == columns(case) and pieces in (1, 2) and sums_fit and shares
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Chooses tiles of 128 rows if the tile of `a` is worth sharing, then the least split that gives every SM a CTA.
+    """Returns the default config.  It has 128 weight rows per tile if sharing the tile of `a` pays, else 64.
 
-    If possible all CTAs run at once, two per SM.  They share the bandwidth, so one more CTA on some SMs costs nothing,
-    but a second wave would cost time.
-    """
+    The split of K is the smallest that gives every SM a CTA.  If possible all CTAs run at once, two per SM.  They share
+    the bandwidth, so one more CTA on some SMs costs nothing.  A second wave would cost time."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    block_m, piece = columns(case), PIECE_BYTES // scheme.activation.itemsize
+    block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
-    block_k = 2 * piece if block_m + block_n <= 96 else piece  # two pieces of a row, if four stages still fit
-    split = 1
-    while cdiv(M, block_m) * cdiv(N, block_n) * split < LEAST_CTAS and split < 8 and 8 * split * block_k <= K:
-        split *= 2
+    block_k = 2 * piece_size if block_m + block_n <= 96 else piece_size  # two pieces of a row, if four stages still fit
+    k_split = 1
+    while cdiv(M, block_m) * cdiv(N, block_n) * k_split < LEAST_CTAS and k_split < 8 and 8 * k_split * block_k <= K:
+        k_split *= 2
     stage = (block_m + block_n) * block_k * scheme.activation.itemsize
-    return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage, 8), split)
+    return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage, 8), k_split)
 
 
 TUNING = Tuning(
@@ -117,7 +117,7 @@ TUNING = Tuning(
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for each layout: compiler options, grid, threads, sizes and strides, bytes of shared memory."""
+    """Computes launch arguments from shapes, strides and options: compiler options, grid, scalars, shared memory."""
     a, b, config = of.a, of.b, of.config
     (K, N), M, size = b.shape, a.shape[0], a.element_size()
     options = _cuda.macros(
@@ -171,7 +171,7 @@ def swap_ab(
     config: SwapAbConfig,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` by wgmma, in fp32.  Every 64 rows of `a` read the weight again."""
-    options, grid, threads, numbers, shared_bytes = bound
+    """Computes `a @ b + bias + residual` by wgmma, in fp32.  Reads the weight again for every 64 rows of `a`."""
+    options, grid, threads, scalars, shared_bytes = bound
     compiled = _cuda.load(SOURCE, "swap_ab", options=options, dependent=pdl_is_on())
-    compiled(grid, threads, a, b, bias, residual, c, *numbers, shared_bytes=shared_bytes)
+    compiled(grid, threads, a, b, bias, residual, c, *scalars, shared_bytes=shared_bytes)

@@ -1,15 +1,18 @@
-"""The kernel `tensor_core`, the rung after `naive`: the tensor cores multiply one tile of K at a time.
+"""Implements the kernel `tensor_core`, the version after `naive`: the tensor cores multiply tiles of `block_k` values
+along K.
 
-Consecutive CTAs take tiles of one group of row panels, so the group's part of A stays in L2 (the tile order of Triton's
-matmul tutorial).  Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
+Consecutive CTAs take tiles of one group of tile rows (as in Triton's matmul tutorial), so the group's part of A stays
+in L2.  Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
 
-The kernel `pipelined`, the rung after `tensor_core`, is the same code with two or more stages: the tiles of the next
-products travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into
-cp.async, which keeps num_stages - 1 tiles in flight, without registers.  cp.async copies 4 bytes or more.  In 16 bits a
-load stays a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.  The PTX ISA requires a
-proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the loop, Triton 3.6 does
-not (read in the PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on.  So an engine does
-not use a rung whose `fenced_since` is newer than its Triton.
+Also implements the kernel `pipelined`, the version after `tensor_core`: the same code with two or more stages.  The
+tiles of the next products travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns
+loads into cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.async copies 4 bytes or more.
+In 16 bits a load stays a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
+
+The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
+loop, Triton 3.6 does not (read in the PTX; the emulator reports a race).  This affects this kernel, split_k and
+stream_k with 64 rows or more.  So an engine does not use a kernel if the kernel's `fenced_since` is newer than the
+engine's Triton.
 """
 
 from __future__ import annotations
@@ -97,9 +100,9 @@ def tensor_core(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` on tensor cores; fp32 operands by FMAs unless `precision` is `tf32`."""
-    grid, numbers, flags = bound
-    _gemm[grid](a, b, bias, residual, c, *numbers, **flags)
+    """Computes `a @ b + bias + residual` on tensor cores.  Uses FMAs in fp32, unless `precision` is `tf32`."""
+    grid, scalars, flags = bound
+    _gemm[grid](a, b, bias, residual, c, *scalars, **flags)
 
 
 @kernel(
@@ -127,6 +130,6 @@ def pipelined(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes the same as `tensor_core`, while the loads of the next tiles are in flight."""
-    grid, numbers, flags = bound
-    _gemm[grid](a, b, bias, residual, c, *numbers, **flags)
+    """Computes the same result as `tensor_core`, and loads the next tiles during a product."""
+    grid, scalars, flags = bound
+    _gemm[grid](a, b, bias, residual, c, *scalars, **flags)

@@ -1,9 +1,11 @@
-"""The kernel `tma`, the rung after `pipelined`: the tensor memory accelerator (TMA) loads whole tiles by tensor maps.
+"""Implements the kernel `tma`, the version after `pipelined`: the tensor memory accelerator (TMA) loads whole tiles by
+tensor maps.
 
 One thread issues the load of a tile, and a barrier counts its bytes.  With cp.async every thread needs an address, a
-mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  NN, NT and
-TN differ only in the map, which describes the matrix in memory; wgmma reads 16-bit operands in both orders.  A map
-costs the host a driver call per launch, and needs addresses and row strides of whole 16 bytes.
+mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  The
+layouts NN, NT and TN of A and B differ only in the map, which describes the matrix in memory; wgmma reads 16-bit
+operands in both orders.  A map costs the host a driver call per launch, and needs addresses and row strides that are
+multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides, and constants."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
-    numbers = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
-    return *maps, grid, numbers, _operands.constants(of, a, b)
+    scalars = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
+    return *maps, grid, scalars, _operands.constants(of, a, b)
 
 
 @kernel(
@@ -89,5 +91,5 @@ def tma(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on the tensor cores, accumulated in fp32.  TMA loads the operands."""
-    a_map, b_map, grid, numbers, constants = bound
-    _gemm[grid](a_map(a), b_map(b), bias, residual, c, *numbers, **constants)
+    a_map, b_map, grid, scalars, constants = bound
+    _gemm[grid](a_map(a), b_map(b), bias, residual, c, *scalars, **constants)

@@ -1,15 +1,16 @@
-"""The kernel `warp_specialized`, the rung after `persistent`: one warpgroup only loads, two only multiply.
+"""Implements the kernel `warp_specialized`, the version after `persistent`: one warpgroup only loads, two only
+multiply.
 
-A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads as soon as a slot in shared
-memory is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share the tile of b,
-and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the
-other consumer uses the tensor cores.  Both consumers store at the same time, and no product runs then.
+A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads when a slot in shared memory
+is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share the tile of B, and 128
+x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the other
+consumer uses the tensor cores.  Both consumers store at the same time, and no product runs then.
 
-Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  It ignores the option with
-8 (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton's pass halves the loads of `a` along M, but not the
-box of a map from the host.  Triton 3.7 refuses to compile that; 3.6 copies 128 rows into the memory of 64, on a barrier
-that expects 64.  So every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton. The
-pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
+Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it ignores the
+option (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton's pass halves the loads of `a` along M, but not
+the box of a map from the host.  Triton 3.7 refuses to compile that.  Triton 3.6 copies 128 rows into memory for 64
+rows, on a barrier that expects 64.  So every CTA makes the maps when it starts, in scratch memory that the launcher
+gives to Triton.  The pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SPECIALIZED_BARRIERS = 6
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources: the consumers' accumulators, tiles of `a` and `b`, their barriers, and the result."""
+    """Returns a CTA's resources: the consumers' accumulators, tiles of `a` and `b`, their barriers, and the result."""
     values = config.block_m * config.block_n
     needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
     needs = replace(needs, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
@@ -47,12 +48,12 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA has 4 warps.  With another number Triton ignores `warp_specialize`."""
+    """Returns whether a config has 4 warps and 128 rows or more.  Triton ignores `warp_specialize` with 8 warps."""
     return config.num_warps == 4 and config.block_m >= 128
 
 
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
-_WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
+_WIDE_TILES = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
 TUNING = Tuning(
     Config,
     tma_space(Config, (128, 256), num_warps=(4,)),
@@ -60,10 +61,10 @@ TUNING = Tuning(
         at_both_widths(
             ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)),
             ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
-            ({"M": 256}, _WIDE),
+            ({"M": 256}, _WIDE_TILES),
             ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
             ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)),
-            ({}, _WIDE),
+            ({}, _WIDE_TILES),
         ),
         outputs,
     ),
@@ -109,17 +110,17 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocates memory for the maps.  torch's allocations are aligned, and reused in the order of the stream."""
+    """Allocates memory for tensor maps.  torch aligns its allocations, and reuses them in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for each layout: the grid, sizes and strides of the mapped matrices, and constants."""
+    """Computes launch arguments from shapes, strides and options: the grid, scalars and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
-    return grid, numbers, _operands.constants(of, a, b)
+    scalars = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
+    return grid, scalars, _operands.constants(of, a, b)
 
 
 def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
@@ -156,7 +157,7 @@ def warp_specialized(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads operands and stores the result."""
-    grid, numbers, constants = bound
+    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads the operands and stores the result."""
+    grid, scalars, constants = bound
     # Runs in a copy of the context, so that the caller's allocator stays in force outside.
-    contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *numbers, **constants)
+    contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *scalars, **constants)

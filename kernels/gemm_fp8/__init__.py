@@ -1,13 +1,15 @@
-"""gemm_fp8: C = (a_scale A) (b_scale B) + bias in e4m3, with a bf16 result.
+"""Kernels of the op gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias` in e4m3, with a bf16 result.  "over x" says
+what changes compared with the kernel `x`.  A "peer" is another library's kernel, for comparison.
 
 naive        both operands dequantized to fp32 in memory, one fp32 product
-library      torch._scaled_mm: cuBLASLt on CUDA; promotes its sums unless `fast_accum` is True
+library      torch._scaled_mm: cuBLASLt on CUDA; promotes its sums (adds partial sums in fp32) unless `fast_accum` is
+             True
 fast_accum   over naive: TMA and the fp8 tensor cores, all of K in Hopper's accumulator of 14 bits
-promoted     over fast_accum: CUDA cores add each 128 of K in fp32, with its block scales
-promoted_ws  over promoted: one warp loads, and up to three warpgroups take turns between wgmma and adding
-multicast    over promoted_ws, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once
+promoted     over fast_accum: CUDA cores add the sums of each 128 values along K in fp32, with the block scales
+promoted_ws  over promoted: one warp loads, and up to three warpgroups alternate between wgmma and adding
+multicast    over promoted_ws, in CUDA C++: two CTAs of a cluster need the same columns of B, and load them once
 deep_gemm    peer: DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 
-No kernel here was measured on a GPU.  The predicted gain of each kernel is in docs/notes/gemm_fp8.md.
-gemm and gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.
+No kernel here was measured on a GPU.  The predicted gain of each kernel is in docs/notes/gemm_fp8.md.  gemm and
+gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.
 """

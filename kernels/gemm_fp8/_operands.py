@@ -1,4 +1,4 @@
-"""Helpers of gemm_fp8's rungs on the host: traffic, scales, maps for TMA, and the operands that the rungs refuse."""
+"""Provides host helpers for gemm_fp8's kernels: memory traffic, scales, TMA maps, and checks of the operands."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def block_scaled(a_scale: torch.Tensor) -> bool:
 
 
 def scale_strides(of: Arguments) -> tuple[int, ...]:
-    """Returns the strides of both block scales, or zeros if each operand has a single scale."""
+    """Returns the strides of both block scales, or four zeros if each operand has a single scale."""
     return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why fp8 operands do not fit TMA and wgmma, or None.  cuBLASLt and DeepGEMM also need both along K."""
+    """Returns why TMA and wgmma cannot read fp8 operands, or None.  cuBLASLt and DeepGEMM too need stride 1 along K."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
-        whole = matrix.stride(1) == 1 and stride % ALIGNMENT == 0 == address
-        if not whole or (rows > 1 and stride < columns):
+        is_aligned = matrix.stride(1) == 1 and stride % ALIGNMENT == 0 == address
+        if not is_aligned or (rows > 1 and stride < columns):
             layout = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
-            got = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
-            return f"{name}: expected {layout}, got {got}"
+            problem = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
+            return f"{name}: expected {layout}, got {problem}"
     return None
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns the result of `why_no_tma`, but None for empty operands.  With `stores` TMA also stores a result."""
+    """Returns the result of `why_no_tma`, or None for empty operands.  With `stores`, TMA must store the result too."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None
@@ -52,22 +52,22 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, sizes, strides."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    left, right = stored_operands(of.a, of.b)
-    a_map, b_map = left.map(config.block_m, BLOCK_K), right.map(BLOCK_K, config.block_n)
+    stored_a, stored_b = stored_operands(of.a, of.b)
+    a_map, b_map = stored_a.map(config.block_m, BLOCK_K), stored_b.map(BLOCK_K, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     return a_map, b_map, grid, (M, N, K), scale_strides(of), of.c.stride(0)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once.  The best tile order comes close to this traffic."""
+    """Counts the bytes of each operand once.  The best tile order comes close to this traffic."""
     a, b = inputs.a, inputs.b
     return Traffic(nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), 2 * a.shape[0] * b.shape[1])
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, and `b` once per group of row panels, without reuse from L2."""
-    config, once = inputs.config, traffic(inputs)
-    more = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
-    return Traffic(once.read_bytes + more * nbytes(inputs.b), once.write_bytes)
+    """Counts the bytes of `a` once, and of `b` once for each group of tile rows, because L2 may not keep `b`."""
+    config, base_traffic = inputs.config, traffic(inputs)
+    extra_reads = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
+    return Traffic(base_traffic.read_bytes + extra_reads * nbytes(inputs.b), base_traffic.write_bytes)

@@ -1,4 +1,4 @@
-"""The peer DeepGEMM: an fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if installed."""
+"""Wraps DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM) as a comparison kernel."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ MULTIPLE = 8
 def deep_gemm(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
 ) -> None:
-    """Calls `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.
-
-    DeepGEMM copies `a_scale` in another launch, unless it is stored as (K / 128, M) with M a multiple of four.
-    """
+    """Calls `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.  DeepGEMM copies `a_scale` in another launch,
+    unless it is stored as `[K / 128, M]` with M a multiple of four."""
     library: Any = import_module("deep_gemm")
     library.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), c)

@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's scaled product, which is cuBLASLt on CUDA, and oneDNN or a plain loop on the CPU."""
+"""Implements `library`: torch's scaled product, which is cuBLASLt on CUDA, and oneDNN or a simple loop on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_K = 4 * GROUP
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why `torch._scaled_mm` (2.11 to 2.13) cannot take the inputs (by its source and meta code), or None."""
+    """Returns why `torch._scaled_mm` cannot take the inputs, or None (read in the source of torch 2.11 to 2.13)."""
     a, b, a_scale, b_scale = inputs.a, inputs.b, inputs.a_scale, inputs.b_scale
     (K, N), M, blocks = b.shape, a.shape[0], block_scaled(a_scale)
     if a.device.type == "cpu":
@@ -50,7 +50,7 @@ def unsupported(inputs: Arguments) -> str | None:
 def library(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor | None, *, fast_accum: bool
 ) -> Tensor:
-    """Calls `torch._scaled_mm`, which promotes sums unless `fast_accum` is True.  For K = 0 it would omit the bias."""
+    """Calls `torch._scaled_mm`, which adds partial sums in fp32 unless `fast_accum` is set.  K is never 0 here."""
     product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )

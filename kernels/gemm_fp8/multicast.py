@@ -1,10 +1,11 @@
-"""The kernel `multicast`, the rung after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared columns once.
+"""Implements the kernel `multicast`, the version after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared
+columns once.
 
-A tile of 192 x 128 asks L2 for 40 KB per 128 of K: 53 bytes per clock and SM at the rate of the tensor cores, more than
-anything measured for Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads half of the tile of b
-for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `lib/multicast.cu`.  A
-consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while other consumers multiply.
-Not measured on a GPU.
+For 128 values along K, a tile of 192 x 128 reads 40 KB from L2.  At the rate of the tensor cores this is 53 bytes per
+clock and SM, more than any measured rate of Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads
+half of the tile of `b` for both (TMA's multicast, as DeepGEMM does).  So a CTA reads 32 KB, or 43 bytes per clock.  The
+device code is `lib/multicast.cu`.  A consumer warpgroup waits for its product of 128 values along K.  It adds the
+product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from rooflab.reference.spec import Arguments
 
 BLOCK_N = 128
 """The number of columns of a tile, which share a block scale."""
-_TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
-DEFAULTS = Defaults((({"M": 2048}, _TWO), ({"N": 2112}, _THREE), ({"N": 7168}, _TWO), ({}, _THREE)))
+_TILE_2, _TILE_3 = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
+DEFAULTS = Defaults((({"M": 2048}, _TILE_2), ({"N": 2112}, _TILE_3), ({"N": 7168}, _TILE_2), ({}, _TILE_3)))
 """The default tiles.  Three consumers request a tenth less from L2; two fill the last wave better in some cases."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
-    """Computes for each layout: `a`, `b.mT` and `c` as rows in memory.  Raises `ValueError` if TMA cannot store `c`."""
+    """Returns `a`, `b.mT` and `c` as rows in memory, for tensor maps.  Raises `ValueError` if TMA cannot store `c`."""
     return *stored_operands(of.a, of.b), stored_output(of.c)
 
 
@@ -67,12 +68,12 @@ def multicast(
     config: ClusterTile,
     bound: tuple[Stored, ...],
 ) -> None:
-    """Computes the same sums as `promoted`.  TMA multicasts `b` in a cluster."""
-    left, right, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
+    """Computes the same sums as `promoted`.  TMA multicasts `b` to the CTAs of a cluster."""
+    a_map, b_map, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8",
         config,
-        [left, right, output, output],
+        [a_map, b_map, output, output],
         (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         bias=bias,
         scales=(a_scale, b_scale),

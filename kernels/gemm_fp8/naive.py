@@ -1,4 +1,4 @@
-"""The kernel `naive`, a first version: both operands are dequantized to fp32 in memory; then one fp32 product."""
+"""Implements the kernel `naive`: dequantizes both operands to fp32 in memory, then multiplies in fp32."""
 
 from __future__ import annotations
 

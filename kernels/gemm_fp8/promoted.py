@@ -1,9 +1,11 @@
-"""The kernel `promoted`, the rung after `fast_accum`: each 128 of K, the scaled sum is added to an fp32 accumulator.
+"""Implements the kernel `promoted`, the version after `fast_accum`: after each 128 values along K, adds the scaled sum
+to an fp32 accumulator.
 
-Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So each 128 of K begin a new sum, and CUDA cores add it in
-fp32: one add per output with one scale per operand, one multiply-add with 1 x 128 and 128 x 128 block scales.  The code
-does this explicitly.  With `max_num_imprecise_acc=128` in a pipelined loop, Triton's PTX adds the registers before it
-waits for the wgmma that writes them (read in Triton 3.7.1's PTX).
+Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So each 128 values along K begin a new sum, and CUDA cores
+add it in fp32.  With one scale per operand this takes one add per output.  With 1 x 128 and 128 x 128 block scales it
+takes one multiply-add.  The code does this explicitly.  Triton's option `max_num_imprecise_acc=128` does not work in a
+pipelined loop: Triton's PTX adds the registers before it waits for the wgmma that writes them (read in Triton 3.7.1's
+PTX).
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def _gemm(
             # Loaded one step before their use, because nothing else hides the loads of scales.
             a_scales += stride_ak
             b_scales += stride_bk
-            more = k + BLOCK_K < K
-            next_scale = tl.load(a_scales, mask=(rows < M) & more, other=0.0) * tl.load(b_scales, mask=more, other=0.0)
+            in_k = k + BLOCK_K < K
+            next_scale = tl.load(a_scales, mask=(rows < M) & in_k, other=0.0) * tl.load(b_scales, mask=in_k, other=0.0)
             accumulator += tl.dot(a, b.T) * scale[:, None]
             scale = next_scale
         else:
@@ -88,7 +90,7 @@ def promoted(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `(a_scale * a) @ (b_scale * b) + bias`: each 128 of K on fp8 tensor cores, the sums in fp32."""
+    """Computes `(a_scale * a) @ (b_scale * b) + bias`.  Adds the sums of 128 values along K in fp32."""
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
         a_map(a),

@@ -1,11 +1,13 @@
-"""The kernel `promoted_ws`, the rung after `promoted`: one warp only loads; promotions overlap another group's wgmma.
+"""Implements the kernel `promoted_ws`, the version after `promoted`: one warp only loads, and a warpgroup's fp32 adds
+overlap another warpgroup's wgmma.
 
-In `promoted` all warps wait for a product, then all add it, and meanwhile the tensor cores are idle.  Here each 64 rows
-of the tile belong to a consumer warpgroup that waits only for the producer.  So a consumer multiplies while another
-consumer promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).  CTAs are persistent: the
-producer loads the next tile and TMA stores the last tile while consumers work.  Two pieces of 64 rows per consumer
-would read less from L2.  But they spill 136 bytes per thread with block scales, because ptxas gives the products of the
-pieces separate registers."""
+In `promoted` all warps wait for a product, then all add it to the fp32 sums ("promote").  Meanwhile the tensor cores
+are idle.  Here each 64 rows of the tile belong to a consumer warpgroup that waits only for the producer warp.  So a
+consumer multiplies while another consumer promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).
+CTAs are persistent: the producer loads the next tile and TMA stores the last tile while consumers work.  With 128 rows
+per consumer the kernel would read less from L2.  But it would spill 136 bytes per thread with block scales, because
+ptxas gives the products of both halves separate registers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True)
 class ConsumerTile:
-    """A config: tile sizes and the depth of the ring.  A tile has 128 of K; each 64 rows belong to a consumer."""
+    """A config: the tile sizes and the depth of the ring buffer.  A consumer warpgroup has 64 rows of a tile."""
 
     block_m: int
     block_n: int
@@ -55,11 +57,11 @@ class ConsumerTile:
 
 
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources: registers at launch, which the kernel redistributes, the ring, and the tile that is
-    stored.  An SM has at most one CTA.
+    """Returns the resources of a CTA, at most one per SM.
 
-    The producer is one warp but counts as four, because registers are given to warpgroups.
-    """
+    Shared memory holds the ring buffer, and the tile that is stored.  `registers` counts the registers at launch, which
+    the kernel redistributes.  The producer is one warp but counts as four, because a warpgroup gets its registers as a
+    whole."""
     warps = 4 * (config.block_m // 64 + 1)
     ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(HOPPER.registers // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
@@ -124,9 +126,9 @@ def _produce(
             mbarrier.wait(empty.index(slot), (step // STAGES & 1) ^ 1)
             mbarrier.expect(bar, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
             async_load(b_map, [column, k], bar, b_ring.index(slot))
-            for which in gl.static_range(CONSUMERS):
-                piece = a_ring.index(slot * CONSUMERS + which)
-                async_load(a_map, [row + 64 * which, k], bar, piece)
+            for consumer in gl.static_range(CONSUMERS):
+                a_slot = a_ring.index(slot * CONSUMERS + consumer)
+                async_load(a_map, [row + 64 * consumer, k], bar, a_slot)
             step += 1
 
 
@@ -160,9 +162,9 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
                 a_scales += stride_ak
                 b_scales += stride_bk
             mbarrier.wait(full.index(slot), step // STAGES & 1)
-            left = a_ring.index(slot * CONSUMERS + WHICH)
-            right = b_ring.index(slot).permute((1, 0))
-            product = warpgroup_mma(left, right, zeros, use_acc=False, is_async=True)
+            a_tile = a_ring.index(slot * CONSUMERS + WHICH)
+            b_tile = b_ring.index(slot).permute((1, 0))
+            product = warpgroup_mma(a_tile, b_tile, zeros, use_acc=False, is_async=True)
             product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
             mbarrier.arrive(empty.index(slot), count=1)
             sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
@@ -205,11 +207,11 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
     gl.warp_specialize(
         [
-            (_consume, (shared, c_map, pointers, M, N, K, strides, part, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+            (_consume, (shared, c_map, pointers, M, N, K, strides, role, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
                         BLOCK_N, BLOCK_K, GROUP_M, STAGES))
-            if part < CONSUMERS else
+            if role < CONSUMERS else
             (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES))
-            for part in (0, 1, 2, 3)[: CONSUMERS + 1]
+            for role in (0, 1, 2, 3)[: CONSUMERS + 1]
         ],
         [4] * (CONSUMERS - 1) + [1],
         [CONSUMER_REGISTERS] * (CONSUMERS - 1) + [PRODUCER_REGISTERS],
@@ -217,15 +219,15 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes for each layout: maps of `a`, `b.mT` and `c`, whether TMA stores `c`, the grid, numbers, constants."""
+    """Computes launch arguments from shapes, strides and options, such as the grid, and whether TMA can store `c`."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
-    left, right = stored_operands(a, b)
+    stored_a, stored_b = stored_operands(a, b)
     output = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
     maps = (
-        left.map(64, BLOCK_K, a.dtype),
-        right.map(BLOCK_K, config.block_n, b.dtype),
+        stored_a.map(64, BLOCK_K, a.dtype),
+        stored_b.map(BLOCK_K, config.block_n, b.dtype),
         output.map(64, config.block_n, c.dtype),
     )
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
@@ -276,6 +278,6 @@ def promoted_ws(
     bound: Any,
 ) -> None:
     """Computes the same sums as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
-    a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
+    a_map, b_map, c_map, by_tma, grid, scalars, constants = bound
     target = c if by_tma else c.new_empty((1, 8))
-    _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)
+    _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *scalars, **constants)

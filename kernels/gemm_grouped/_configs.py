@@ -1,8 +1,10 @@
-"""The tiles of gemm_grouped: the number that the host launches, a CTA's resources, and defaults of the Triton rungs.
+"""Defines the tiles of gemm_grouped: their number at launch, the resources of a CTA, and the default configs of the
+Triton kernels.
 
-The host knows neither the rows of an expert nor the expert's row panels.  Expert e may use the panels from
-floor(offsets[e] / BLOCK_M) + e on.  It needs at most floor(offsets[e + 1] / BLOCK_M) - floor(offsets[e] / BLOCK_M) + 1
-panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough.  Some panels stay empty.
+The host does not know the number of rows of an expert.  A row panel is a row of tiles, with `BLOCK_M` rows.  Expert `e`
+may use the panels from index `offsets[e] // BLOCK_M + e`.  It needs at most `offsets[e + 1] // BLOCK_M - offsets[e] //
+BLOCK_M + 1` panels, so no two experts share a panel.  For T rows and E experts, `T / BLOCK_M + E` panels are enough.
+Some panels stay empty.
 """
 
 from __future__ import annotations
@@ -17,28 +19,29 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def panels(T: int, E: int, block_m: int) -> int:
-    """Returns a number of row panels that is enough for any division of T rows into E groups."""
+    """Returns a number of panels (`block_m` rows each) that is enough for any division of `T` rows into `E` groups."""
     return T // block_m + E
 
 
 def tile_count(config: Any, case: Case) -> int:
-    """Returns the number of tiles that the result may need."""
+    """Returns the maximum number of tiles that the result may need."""
     return panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns the footprint of gemm, with a CTA for each tile that the result may need."""
+    """Returns the resources of a CTA, as in the op gemm.  The grid has a CTA for each tile that the result may need."""
     return tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for defaults: gemm's, an expert's average rows, values of the result, all columns of `b`."""
+    """Returns sizes for the tables of default configs.  They are `rows` (an expert's average rows), `outputs` (elements
+    of the result), `columns` (columns of all experts' matrices), and `tensor_cores` as in the op gemm."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 
 
 # Every table is unmeasured.  Exact fp32 has no tensor core: FMAs hold both tiles in registers; larger tiles spill.
-_EXACT = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
+_FP32_DEFAULT = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
 _OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 GROUPED = Tuning(
     Config,
@@ -51,7 +54,7 @@ GROUPED = Tuning(
     ),
     Defaults(
         (
-            _EXACT,
+            _FP32_DEFAULT,
             # Few rows fit a tile of mma.sync; then only the bytes in flight matter.
             ({"rows": 12}, Config(16, 64, 128, 4, 5)),
             ({"rows": 32}, Config(32, 64, 128, 4, 5)),
@@ -71,7 +74,7 @@ TMA = Tuning(
         num_stages=(2, 3, 4, 6, 8), **_OPTIONS,
     ),
     Defaults((
-        _EXACT,
+        _FP32_DEFAULT,
         ({"outputs": 4096}, Config(64, 32, 64, 4, 8)), ({"N": 136}, Config(64, 32, 64, 4, 8)),
         ({"outputs": 8192}, Config(64, 64, 64, 4, 6)), ({"E": 8, "rows": 4}, Config(64, 256, 64, 4, 2)),
         ({"T": 8}, Config(64, 128, 64, 4, 4)), ({"rows": 4}, Config(64, 256, 64, 4, 2)),

@@ -1,4 +1,4 @@
-"""Functions of gemm_grouped that read the offsets, for traffic models and for a launcher."""
+"""Reads the offsets of gemm_grouped on the host, for functions that count memory traffic and for a launcher."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rooflab.roofline.model import Traffic
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
-    """Yields the number of rows of each expert that has rows.  Waits for the device, so only traffic models use it."""
+    """Yields the number of rows of each expert that has rows.  Waits for the device; only traffic counts use it."""
     bounds = offsets.tolist()
     return (end - start for start, end in itertools.pairwise(bounds) if end > start)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, and an expert's matrix once per group of its row panels, without reuse from L2."""
+    """Counts the bytes of `a` once, and of an expert's matrix once for each group of the expert's tile rows."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
     reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))

@@ -1,14 +1,15 @@
-"""The kernel `cooperative`, the rung after `tma`: persistent CTAs; one warp loads, and two warpgroups multiply.
+"""Implements the kernel `cooperative`, the version after `tma`: persistent CTAs; one warp loads, and two warpgroups
+multiply.
 
-The producer runs ahead through a ring in shared memory into the next tile, of any expert, while the last tile is
-stored. Two consumer warpgroups share a tile of B; each has half of the tile's rows.  A half without rows of the expert
-is neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  Only existing tiles are
-counted, so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stores a tile if all its rows are
-the expert's. Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's
-grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
+The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile, of any expert, while the
+last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  A half without rows
+of the expert is neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  The kernel counts
+only the existing tiles, so CTAs share them evenly.  A grid whose size the host bounds cannot do that.  TMA stores a
+tile if all its rows are the expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x",
+example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
 
-The ring and its barriers are as in gemm/cooperative.py.  The producer and the consumers hold the running sum of the
-experts' row panels in registers, one or a few experts per thread, so they find a tile's expert by two reductions.  A
+The ring and its barriers are as in gemm/cooperative.py.  The producer and the consumers keep the running sum of the
+experts' row panels in registers, one or a few experts per thread.  So they find a tile's expert by two reductions.  A
 consumer finds its next tile while its last product is in flight.
 """
 
@@ -46,13 +47,13 @@ LEAST_EXPERTS = 32
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of the ring and of the staged result."""
+    """Returns the resources of a CTA: the ring buffer, and the part of the result that is staged for the store."""
     staged, tiles = config.block_m * config.store_n, tile_count(config, case)
     return ring_footprint(config, config.block_n, tiles, staged, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a tile is staged whole or in halves."""
+    """Returns whether a config is legal: a tile is staged for the store as a whole or in halves."""
     return config.store_n in (config.block_n, config.block_n // 2)
 
 
@@ -79,28 +80,28 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """Returns for each expert the number of row panels of all experts up to this expert."""
-    each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
-    layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
+    """Returns the running sum of the experts' row panels: for each expert, the panels of all experts up to this one."""
+    per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
+    layout: gl.constexpr = gl.BlockedLayout([per_thread], [32], [WARPS], [0])
     experts = gl.arange(0, BLOCK_E, layout)
-    starts = gl.load(offsets + experts, mask=experts < E, other=0)
-    ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
-    return gl.associative_scan((ends - starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
+    expert_starts = gl.load(offsets + experts, mask=experts < E, other=0)
+    expert_ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
+    return gl.associative_scan((expert_ends - expert_starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
 
 
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Finds tile number `tile`: its expert, first row, end of the expert's rows, and column of tiles."""
+    """Returns a tile's expert, its first row, the end of the expert's rows, and the tile's column (in tiles)."""
     earlier = panels * tiles_n <= tile
     expert = gl.sum(earlier.to(gl.int32), 0)
-    inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
+    expert_tile = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
     start = gl.load(offsets + expert)
     end = gl.load(offsets + expert + 1)
     group_tiles = GROUP_M * tiles_n
-    first_m = inside // group_tiles * GROUP_M
+    first_m = expert_tile // group_tiles * GROUP_M
     group_m = min(gl.cdiv(end - start, BLOCK_M) - first_m, GROUP_M)
-    tile_m = first_m + inside % group_tiles % group_m
-    return expert, start + tile_m * BLOCK_M, end, inside % group_tiles // group_m
+    tile_m = first_m + expert_tile % group_tiles % group_m
+    return expert, start + tile_m * BLOCK_M, end, expert_tile % group_tiles // group_m
 
 
 @gluon.jit
@@ -113,14 +114,14 @@ def _produce(
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
         expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
-        both = row + BLOCK_M // 2 < end
+        both_halves = row + BLOCK_M // 2 < end
         column = expert * N + tile_n * BLOCK_N
         for step in range(steps):
             mbarrier.wait(empty.index(2 * slot), phase)
             mbarrier.wait(empty.index(2 * slot + 1), phase)
             bar = full.index(slot)
             k = step * BLOCK_K
-            if both:
+            if both_halves:
                 mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
                 async_load(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
             else:
@@ -132,12 +133,12 @@ def _produce(
 
 @gluon.jit
 def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
-    """Stores columns of a tile: by TMA if all rows are the expert's, else row by row through pointers."""
+    """Stores columns of a tile by TMA if all rows are the expert's.  Otherwise stores the expert's rows by pointers."""
     ROWS: gl.constexpr = part.shape[0]
     COLUMNS: gl.constexpr = part.shape[1]
     size: gl.constexpr = part.dtype.primitive_bitwidth // 8
-    wide: gl.constexpr = COLUMNS * size // 16
-    layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // wide, wide], [4, 1], [1, 0])
+    row_vectors: gl.constexpr = COLUMNS * size // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // row_vectors, row_vectors], [4, 1], [1, 0])
     tma.store_wait(pendings=0)  # TMA has read the data staged here before
     staged.store(part)
     if row + ROWS <= end:
@@ -167,25 +168,25 @@ def _consume(
     tiles = gl.max(panels, 0) * tiles_n
     slot = 0
     phase = 0
-    before = 0
+    last_slot = 0
     _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         # Nothing is loaded for a half of the tile without rows of the expert.
         mine = gl.where(row + HALF * ROWS < end, steps, 0)
         for step in range(mine):
             mbarrier.wait(full.index(slot), phase)
-            left = a_ring.index(2 * slot + HALF)
-            right = b_ring.index(slot).permute((1, 0))
-            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            a_tile = a_ring.index(2 * slot + HALF)
+            b_tile = b_ring.index(slot).permute((1, 0))
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
-            before = slot
+            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
+            last_slot = slot
             slot, phase = advance(slot, phase, full)
         following = min(tile + gl.num_programs(0), tiles - 1)
         _, row_after, end_after, tile_after = _find(following, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * before + HALF), pred=mine > 0)
+        mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=mine > 0)
         for _ in range(mine, steps):
             mbarrier.wait(full.index(slot), phase)
             mbarrier.arrive(empty.index(2 * slot + HALF))
@@ -233,14 +234,11 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a`, `b` and `out`, the grid, a stride, sizes, constants.
-
-    Raises `ValueError` if TMA cannot store `out`.
-    """
+    """Computes launch arguments from shapes, strides and options.  Raises `ValueError` if TMA cannot store `out`."""
     (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
     (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out)
-    experts, half = expert._replace(rows=E * N, transposed=False), config.block_m // 2
-    matrices = (a, half, config.block_k), (experts, config.block_n, config.block_k), (out, half, config.store_n)
+    experts, half_m = expert._replace(rows=E * N, transposed=False), config.block_m // 2
+    matrices = (a, half_m, config.block_k), (experts, config.block_n, config.block_k), (out, half_m, config.store_n)
     maps = [stored.map(rows, columns, of.a.dtype) for stored, rows, columns in matrices]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
@@ -270,6 +268,6 @@ def by_maps(of: Arguments) -> Any:
     },
 )
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
-    """Multiplies each expert's rows by the expert's matrix on Hopper's tensor cores, in fp32, rounded once."""
-    a_map, b_map, out_map, grid, numbers, constants = bound
-    _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)
+    """Multiplies each expert's rows by the expert's matrix on Hopper's tensor cores.  Sums in fp32, rounded once."""
+    a_map, b_map, out_map, grid, scalars, constants = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *scalars, **constants)

@@ -1,9 +1,10 @@
-"""The kernel `grouped`, the rung after `naive`: one launch for all experts; a CTA finds its tile from the offsets.
+"""Implements the kernel `grouped`, the version after `naive`: one launch for all experts; a CTA finds its tile from the
+offsets.
 
-The host does not read the offsets.  It launches as many CTAs as T rows in E groups can need, and CTAs without a tile
-exit at once.  (vLLM's fused mixture-of-experts kernel also bounds its grid, but pads the rows; here rows are not
-padded.)  The tensor cores multiply tiles, and cp.async loads the next tiles meanwhile.  An expert's row panels are
-visited together, so its columns of B are read from HBM once.
+The host does not read the offsets.  It launches the maximum number of CTAs that T rows in E groups can need, and CTAs
+without a tile exit at once.  (vLLM's fused mixture-of-experts kernel also bounds its grid, but pads the rows; here rows
+are not padded.)  While the tensor cores multiply tiles, cp.async loads the next tiles.  The kernel computes the row
+panels of an expert one after another, so it reads the expert's columns of B from HBM once.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Finds the program's expert, its first row and column of tiles, and the end of the group.  If the program has no
-    tile, the end is at most the first row."""
+    """Returns the program's expert, its first row, its column index (in tiles), and the end of the expert's rows.  If
+    the program has no tile, the end is at most the first row."""
     experts = tl.arange(0, BLOCK_E)
     starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
@@ -68,11 +69,11 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for each layout: the grid, sizes and strides, and constants."""
+    """Computes launch arguments from shapes, strides and options: the grid, scalars and constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
-    numbers = (E, N, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
-    return grid, numbers, {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
+    scalars = (E, N, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
+    return grid, scalars, {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 
 
 @kernel(
@@ -92,6 +93,6 @@ def by_pointers(of: Arguments) -> Any:
     },
 )
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Multiplies each expert's rows by its matrix on tensor cores (in fp32 by FMAs).  The host reads no offset."""
-    grid, numbers, constants = bound
-    _gemm[grid](a, b, offsets, out, *numbers, **constants)
+    """Multiplies each expert's rows by its matrix on tensor cores (FMAs in fp32).  The host reads no offset."""
+    grid, scalars, constants = bound
+    _gemm[grid](a, b, offsets, out, *scalars, **constants)

@@ -1,4 +1,4 @@
-"""The kernel `library`: `torch._grouped_mm`, one CUTLASS launch on Hopper in bf16, else a loop on the host."""
+"""Implements `library`: `torch._grouped_mm`, a single CUTLASS launch on Hopper in bf16, else a loop on the host."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ALIGNMENT = 16
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, and once the matrix of each expert with rows.  The best tile order comes close to this."""
+    """Counts the bytes of `a` once, and of each used expert's matrix once.  The best tile order comes close to this."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
-    used = len(list(group_rows(offsets)))
+    count = len(list(group_rows(offsets)))
     return Traffic(
-        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(), write_bytes=a.shape[0] * N * a.element_size()
+        read_bytes=nbytes(a, offsets) + count * K * N * b.element_size(), write_bytes=a.shape[0] * N * a.element_size()
     )
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why torch refuses the operands or would not use its grouped kernel, or None."""
+    """Returns why torch refuses the operands, or would not use its grouped kernel for them.  Otherwise returns None."""
     a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
         return f"a: expected bf16, because torch would loop on the host for others on CUDA, got {a.dtype}"
@@ -37,9 +37,9 @@ def unsupported(inputs: Arguments) -> str | None:
         rows, columns = matrix.stride()[-2:]
         # torch does not check the distance between experts, but its kernel's TMA needs it aligned too.
         apart = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
-        wide = max(rows, columns) * size
+        stride_bytes = max(rows, columns) * size
         address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-        if 1 not in (rows, columns) or wide % ALIGNMENT or apart % ALIGNMENT or address % ALIGNMENT:
+        if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or apart % ALIGNMENT or address % ALIGNMENT:
             return (
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
                 f"got strides {tuple(matrix.stride())} of {size} bytes"
@@ -49,6 +49,6 @@ def unsupported(inputs: Arguments) -> str | None:
 
 @kernel(backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"))
 def library(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
-    """Calls `torch._grouped_mm`, which takes the groups' ends and no `out`.  The result's rows may be padded."""
+    """Calls `torch._grouped_mm`, which takes no `out`.  The rows of its result may have padding between them."""
     T, N = a.shape[0], b.shape[2]
     return torch._grouped_mm(a, b, offs=offsets[1:]) if T and N and a.shape[1] else a.new_zeros((T, N))

@@ -1,4 +1,4 @@
-"""The kernel `naive`: the host reads the offsets and calls one product per expert with rows, in a loop."""
+"""Implements the kernel `naive`: the host reads the offsets and calls one product per expert with rows, in a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
-    """Multiplies each expert's rows by the expert's matrix, by `torch.mm`, expert after expert."""
+    """Multiplies each expert's rows by the expert's matrix with `torch.mm`, one expert after another."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:

@@ -1,7 +1,7 @@
-"""The kernel `tma`, the rung after `grouped`: TMA loads whole tiles, by a map of A and a three-dimensional map of B.
+"""Implements `tma`, the version after `grouped`: TMA loads whole tiles, by a map of A and a three-dimensional map of B.
 
-A tile of A runs on into the rows of the next expert; the products of these rows are not used.  The result is stored
-through pointers, because a map knows the edges of the result, not of a group.  Gains and costs of TMA: gemm/tma.py.
+A tile of A may contain rows of the next expert; the kernel does not use their products.  Pointers store the result,
+because a map knows the edges of the result, not of a group.  Gains and costs of TMA: gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Finds the program's expert, its first row and column of tiles, and the end of the group.  If the program has no
-    tile, the end is at most the first row."""
+    """Returns the program's expert, its first row, its column index (in tiles), and the end of the expert's rows.  If
+    the program has no tile, the end is at most the first row."""
     experts = tl.arange(0, BLOCK_E)
     starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
@@ -77,7 +77,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and a stride, and constants."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     a, expert = stored_operands(of.a, of.b)
     apart = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning
@@ -107,5 +107,5 @@ def by_maps(of: Arguments) -> Any:
 )
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Multiplies each expert's rows by the expert's matrix, summed in fp32.  TMA loads the operands."""
-    a_map, b_map, grid, numbers, constants = bound
-    _gemm[grid](a_map(a), b_map(b), offsets, out, *numbers, **constants)
+    a_map, b_map, grid, scalars, constants = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out, *scalars, **constants)

@@ -1,4 +1,5 @@
-"""gemm_silu_and_mul: silu(A gate) * (A up), where B = (gate | up) is (K, 2 I).
+"""Kernels of the op gemm_silu_and_mul: `silu(A @ gate) * (A @ up)`.  `B = [gate | up]` has the shape `[K, 2 * I]`.
+"over x" says what changes compared with the kernel `x`.
 
 naive        torch steps: a product for gate, one for up, and the activation in fp32; seven launches in 16 bits
 library      torch has no single call: `torch.mm` of gate|up, `silu` and `torch.mul`; the product goes to HBM and back
@@ -6,7 +7,7 @@ fused        over library: one Triton launch; a tile of B has columns of gate an
              fp32, so only half of the product's width is stored, once. Loads by cp.async. For decode: tiles go down to
              16 rows, and any strides are taken
 tma          over fused: whole tiles by TMA, both halves of B in one box of three dimensions
-persistent   over tma: one CTA per SM; the loads of the next tile start before the last one is activated and stored
+persistent   over tma: one CTA per SM; the loads of the next tile start before the last tile is activated and stored
 cooperative  over persistent: one warp loads, two warpgroups multiply 64 rows by 256 columns each and activate
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_silu_and_mul.md.

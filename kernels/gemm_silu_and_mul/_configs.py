@@ -1,4 +1,4 @@
-"""The tiles of gemm_silu_and_mul's Triton rungs: a CTA's resources, and a table of defaults for each rung."""
+"""Defines the tiles of gemm_silu_and_mul's Triton kernels: the resources of a CTA, and the default configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A config: tile sizes and launch options."""
+    """A config: the tile sizes and the launch options."""
 
     block_m: int
     block_i: int
@@ -32,7 +32,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns the footprint of gemm for 2 I columns."""
+    """Returns the resources of a CTA, as in the op gemm, for `2 * I` columns."""
     return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
@@ -41,17 +41,17 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a rung that loads by TMA and stages a tile of the result; at most one CTA per SM."""
+    """Returns the resources of a CTA that loads by TMA and stages a tile of the result, at most one CTA per SM."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns gemm's sizes for a table of defaults, and the number of values of the result."""
+    """Returns sizes for the tables of default configs: `outputs` (elements of the result), and `tensor_cores`."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-_EXACT = {"tensor_cores": 0}
+_FP32_SIZES = {"tensor_cores": 0}
 _OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
@@ -65,7 +65,7 @@ FUSED = Tuning(
     ),
     Defaults(
         (
-            (_EXACT, Config(32, 32, 16, 4, 2)),
+            (_FP32_SIZES, Config(32, 32, 16, 4, 2)),
             # A decode batch fits rows of mma.sync; then only the bytes in flight matter: 200 KB for two CTAs.
             ({"M": 16, "I": 4223}, Config(16, 16, 128, 4, 5)),
             ({"M": 16}, Config(16, 32, 128, 4, 5)),
@@ -93,7 +93,7 @@ TMA = Tuning(
     _BY_TMA,
     Defaults(
         (
-            (_EXACT, Config(32, 32, 16, 4, 2)),
+            (_FP32_SIZES, Config(32, 32, 16, 4, 2)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
             ({"M": 256}, Config(64, 128, 64, 4, 2)),
@@ -109,7 +109,7 @@ PERSISTENT = Tuning(
     _BY_TMA,
     Defaults(
         (
-            (_EXACT, Config(32, 32, 16, 4, 2, 16)),
+            (_FP32_SIZES, Config(32, 32, 16, 4, 2, 16)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
             ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),

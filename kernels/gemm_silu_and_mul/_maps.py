@@ -1,4 +1,4 @@
-"""Helpers of gemm_silu_and_mul's rungs on the host: traffic, maps for TMA, and the operands that the rungs refuse."""
+"""Provides host helpers for gemm_silu_and_mul's kernels: memory traffic, TMA maps, and checks of the operands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ why_no_maps = partial(why_not_by_tma, stores=True, gated=True)
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a`, the weight as (2, I, K) and `out`; sizes."""
+    """Computes launch arguments from shapes, strides and options: sizes, and functions for TMA maps."""
     config = of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
-    half = weight.rows // 2
-    shape, strides = [2, half, weight.columns], [half * weight.stride, weight.stride, 1]
-    both = map_maker(TensorDescriptor, shape, strides, [2, config.block_i, config.block_k])
-    maps = a.map(config.block_m, config.block_k), both, out.map(config.block_m, config.block_i)
-    return *maps, (a.rows, half, weight.columns)
+    half_rows = weight.rows // 2
+    shape, strides = [2, half_rows, weight.columns], [half_rows * weight.stride, weight.stride, 1]
+    gate_up_map = map_maker(TensorDescriptor, shape, strides, [2, config.block_i, config.block_k])
+    maps = a.map(config.block_m, config.block_k), gate_up_map, out.map(config.block_m, config.block_i)
+    return *maps, (a.rows, half_rows, weight.columns)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, `b` once per group of row panels without reuse from L2, and the result."""
+    """Counts the bytes of `a` and the result once, and of `b` once for each group of tile rows."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M = a.shape[0]
     panels = cdiv(M, config.block_m * config.group_m)

@@ -1,9 +1,10 @@
-"""The kernel `cooperative`, the rung after `persistent`: one warp only loads, two warpgroups multiply and activate.
+"""Implements the kernel `cooperative`, the version after `persistent`: one warp only loads, two warpgroups multiply and
+apply the activation.
 
-The producer runs ahead through a ring in shared memory into the next tile, while the last tile is activated and stored.
-The consumers share the tile of gate and up; each has half of the rows of A and its own accumulator.  Design and sources
-are as in gemm's cooperative.  Here a slot of the ring also holds the boxes of gate and of up in sequence, and a
-consumer reads both boxes as one operand.
+The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile while the last tile is
+activated and stored.  The two consumer warpgroups share the tile of gate and up; each has half of the rows of A and its
+own accumulator.  Design and sources are as in gemm's cooperative.  Here a slot of the ring also holds a box of gate
+followed by a box of up.  A consumer reads both boxes as one operand.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PairRing(LaunchConfig):
-    """A config: a tile of gate and up, and the ring that a producer fills."""
+    """A config: a tile of gate and up, and the ring buffer that a producer warp fills."""
 
     block_m: int
     """The number of rows of a tile.  Each consumer takes half of the rows."""
@@ -52,7 +53,7 @@ class PairRing(LaunchConfig):
 
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of the ring and of the staged result."""
+    """Returns the resources of a CTA: the ring buffer, and the result that is staged for the store."""
     staged, tiles = config.block_m * config.block_i, tile_count(config, case)
     return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
 
@@ -109,24 +110,24 @@ def _produce(
             mbarrier.wait(empty.index(2 * slot + 1), phase)
             bar = full.index(slot)
             mbarrier.expect(bar, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
-            for half in gl.static_range(2):
-                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
-                column = tile_i * BLOCK_I + half * I  # columns of gate, then the same columns of up
-                async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
-                async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
+            for half_id in gl.static_range(2):
+                row = tile_m * BLOCK_M + half_id * (BLOCK_M // 2)
+                column = tile_i * BLOCK_I + half_id * I  # columns of gate, then the same columns of up
+                async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half_id))
+                async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half_id))
             slot, phase = advance(slot, phase, full)
 
 
 @gluon.jit
 def _silu_product(accumulator, kind: gl.constexpr):
-    """Returns silu of the left half times the right half.  A thread has both values of each position."""
+    """Returns `silu(left) * right` of a tile's left and right halves.  A thread has both values of each position."""
     rows: gl.constexpr = accumulator.shape[0]
-    half: gl.constexpr = accumulator.shape[1] // 2
-    gate, up = accumulator.reshape((rows, 2, half)).permute((0, 2, 1)).split()
+    half_columns: gl.constexpr = accumulator.shape[1] // 2
+    gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()
     decay = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
     result = (gl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up).to(kind)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half, 256 // kind.primitive_bitwidth]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half_columns, 256 // kind.primitive_bitwidth]
     )
     return gl.convert_layout(result, layout)
 
@@ -153,26 +154,26 @@ def _consume(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
     )
-    both = reinterpret(b_ring, b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
+    gate_up_ring = reinterpret(b_ring, b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
     # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, 2 * BLOCK_I), gl.float32, layout)
     slot = 0
     phase = 0
-    before = 0
+    last_slot = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
         for step in range(steps):
             mbarrier.wait(full.index(slot), phase)
-            left = a_ring.index(2 * slot + HALF)
-            right = both.index(slot).permute((1, 0))
-            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            a_tile = a_ring.index(2 * slot + HALF)
+            b_tile = gate_up_ring.index(slot).permute((1, 0))
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
-            before = slot
+            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
+            last_slot = slot
             slot, phase = advance(slot, phase, full)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * before + HALF))
+        mbarrier.arrive(empty.index(2 * last_slot + HALF))
         result = _silu_product(accumulator, out.dtype)
         tma.store_wait(pendings=0)  # TMA has read the tile staged here before
         staged.store(result)
@@ -219,12 +220,12 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of `a`, the weight and `out`, the grid, and sizes."""
+    """Computes launch arguments from shapes, strides and options: functions for TMA maps, the grid, and sizes."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
-    half, rows = config.block_m // 2, weight._replace(transposed=False)
-    matrices = (a, half, config.block_k), (rows, config.block_i, config.block_k), (out, half, config.block_i)
-    maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in matrices]
+    half_rows, rows = config.block_m // 2, weight._replace(transposed=False)
+    matrices = (a, half_rows, config.block_k), (rows, config.block_i, config.block_k), (out, half_rows, config.block_i)
+    maps = [matrix.map(box_rows, box_columns, of.a.dtype) for matrix, box_rows, box_columns in matrices]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
     return *maps, grid, (M, I, K)
 

@@ -1,9 +1,10 @@
-"""The kernel `fused`, the rung after `library`: one launch; gate and up stay in fp32 registers; one rounding.
+"""Implements the kernel `fused`, the version after `library`: one launch; gate and up stay in fp32 registers; one
+rounding.
 
-This saves the write and the read of the product's 2 I columns, and two launches.  Triton's software pipelining loads
-the next tiles by cp.async during a product, as in gemm's pipelined.
+This saves the write and the read of the product's `2 * I` columns, and two launches.  Triton's software pipelining
+loads the next tiles by cp.async during a product, as in gemm's pipelined.
 
-A tile of B has columns of gate and the same columns of up, so one product gives both: a warpgroup's instruction reads
+A tile of B has columns of gate and the same columns of up, so one product gives both.  A warpgroup's instruction reads
 its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each position, so
 separating the halves moves no data.
 """
@@ -26,10 +27,10 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _silu_product(tile):
-    """Returns silu of a tile's left half times its right half, in fp32.  A thread has both values of each position."""
+    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
-    half: tl.constexpr = tile.shape[1] // 2
-    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    half_columns: tl.constexpr = tile.shape[1] // 2
+    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
     decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
     return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
 
@@ -42,12 +43,12 @@ def _gemm(
     tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
     # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    pairs = tl.arange(0, 2 * BLOCK_I)
-    columns = tile_i.to(tl.int64) * BLOCK_I + pairs % BLOCK_I
-    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same columns of up
+    tile_columns = tl.arange(0, 2 * BLOCK_I)
+    columns = tile_i.to(tl.int64) * BLOCK_I + tile_columns % BLOCK_I
+    b_columns = columns + tile_columns // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same columns of up
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + both[None, :] * stride_bn
+    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + b_columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
@@ -62,7 +63,7 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for each layout: the grid, and sizes and strides."""
+    """Computes launch arguments from shapes, strides and options: the grid, sizes and strides."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     grid = (cdiv(M, config.block_m) * cdiv(I, config.block_i),)
     return grid, (M, I, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
@@ -86,6 +87,6 @@ def by_pointers(of: Arguments) -> Any:
     },
 )
 def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes `silu(a @ gate) * (a @ up)`, summed in fp32 on tensor cores (fp32 by FMAs) and rounded once."""
-    grid, numbers = bound
-    _gemm[grid](a, b, out, *numbers, **config.launch_arguments)
+    """Computes `silu(a @ gate) * (a @ up)` on tensor cores, or by FMAs in fp32.  Sums in fp32, rounded once."""
+    grid, scalars = bound
+    _gemm[grid](a, b, out, *scalars, **config.launch_arguments)

@@ -1,4 +1,4 @@
-"""The kernel `library`: the torch calls of a user without this op: a product of gate|up, `silu`, and `mul`."""
+"""Implements `library` by the three torch calls of a user without this op: a product with gate|up, `silu`, `mul`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused, allocates=True)
 def library(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    """Calls `torch.mm`, `silu` and `torch.mul`.  gate, up and silu(gate) are rounded to the dtype."""
+    """Calls `torch.mm`, `silu` and `torch.mul`.  The product and `silu(gate)` are rounded to the dtype of `a`."""
     product, I = torch.mm(a, b), b.shape[1] // 2
     return torch.mul(torch.nn.functional.silu(product[:, :I]), product[:, I:], out=out)

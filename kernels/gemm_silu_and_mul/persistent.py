@@ -1,8 +1,9 @@
-"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads ahead during stores.
+"""Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
+next tile during a store.
 
-A tile with 128 rows and 256 columns of gate and up takes the registers of an SM.  So no other CTA hides the fill of the
-tile's pipeline or its activation.  Here both loops are fused into one (`flatten`), and the loads run on across tiles.
-The last wave of tiles takes as long as before.
+A tile with 128 rows and 256 columns of gate and up takes the registers of an SM.  So no other CTA hides the time in
+which the tile's pipeline fills or its activation runs.  Here the loop over tiles and the loop over K are fused into one
+(`flatten`), and the loads continue across tiles.  The last wave of tiles takes the same time as before.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns silu of a tile's left half times its right half, in fp32.  A thread has both values of each position."""
+    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
-    half: tl.constexpr = tile.shape[1] // 2
-    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    half_columns: tl.constexpr = tile.shape[1] // 2
+    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
     decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
     return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
 
@@ -77,7 +78,7 @@ def _gemm(
     },
 )
 def persistent(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads operands and stores the result."""
+    """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads the operands and stores the result."""
     a_map, b_map, out_map, sizes = bound
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i)
     grid = (min(tiles, sm_count(a.device)),)

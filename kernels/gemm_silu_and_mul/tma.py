@@ -1,7 +1,7 @@
-"""The kernel `tma`, the rung after `fused`: TMA loads whole tiles, both halves of B in one three-dimensional box.
+"""Implements `tma`, the version after `fused`: TMA loads whole tiles, both halves of B in one three-dimensional box.
 
-The map describes the (2 I, K) weight as (2, I, K).  A box of (2, columns, K) lies in shared memory as a single operand
-for wgmma.  For the gains and costs of TMA see gemm/tma.py.
+The map describes the `[2 * I, K]` weight as `[2, I, K]`.  A box `[2, columns, K]` lies in shared memory as a single
+operand for wgmma.  For the gains and costs of TMA see gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns silu of a tile's left half times its right half, in fp32.  A thread has both values of each position."""
+    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
-    half: tl.constexpr = tile.shape[1] // 2
-    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    half_columns: tl.constexpr = tile.shape[1] // 2
+    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
     decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
     return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
 
@@ -73,7 +73,7 @@ def _gemm(
     },
 )
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads operands and stores the result."""
+    """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads the operands and stores the result."""
     a_map, b_map, out_map, sizes = bound
     grid = (cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i),)
     _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, **config.launch_arguments)

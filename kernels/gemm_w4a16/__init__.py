@@ -1,16 +1,19 @@
-"""gemm_w4a16: C = A W + bias; bf16 activations, W = (code - zero) scale in four bits, groups of 32, 64 or 128.
+"""Kernels of the op gemm_w4a16: `C = A @ W + bias` with bf16 activations and 4-bit weights.
+
+`W = (code - zero) * scale`, in groups of 32, 64 or 128 along K.  "over x" says what changes compared with the kernel
+`x`.  A "peer" is another library's kernel, for comparison.
 
 naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: ten steps, 41 bytes of traffic
              per weight of half a byte
 library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
-gemv         over naive, up to 8 rows of a (4 in groups of 32): a stream of packed codes, dequantized in registers by
+gemv         over naive, up to 8 rows of A (4 in groups of 32): a stream of packed codes, dequantized in registers by
              masks and one subtraction, for mma.m16n8k16; each code is read once, 16 bytes per lane, and one wave of
              warps shares K
-dequant_dot  over naive, any rows of a: codes become the left operand of wgmma in registers, and a is the right operand
-             from shared memory; slower than gemv at few rows, because the stream passes through shared memory, and in
-             groups of 32, whose rows of 16 bytes are half of what L2 sends
+dequant_dot  over naive, any rows of A: codes become the left operand of wgmma in registers, and A is the right operand
+             from shared memory; slower than gemv at few rows, because the stream passes through shared memory, and
+             slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
-Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md.
-Four and eight bits share `gemv` (kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
+Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. Four and eight bits share `gemv`
+(kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
 """

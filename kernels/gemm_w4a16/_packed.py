@@ -1,8 +1,9 @@
-"""The packed codes of a four-bit weight: as large as the original, and made once, at load.
+"""Packs the codes of a four-bit weight once, at load.  The packed codes have the size of the original codes.
 
-Each 32 codes along K (16 bytes) are four words of eight codes.  Word t holds lane t's codes of a quad for two steps of
-an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in the word's four-bit field number 2 s + h + 4 e.  A word is shifted by
-0, 4, 8 and 12.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies
+A chunk of 32 codes along K (16 bytes) consists of four 32-bit words with eight codes each.  Word t holds the codes of
+lane t of a quad (four lanes), for two steps of an mma with 16 values along K.  For s, h and e in (0, 1), the code at `k
+= 16 * s + 8 * h + 2 * t + e` is in the word's four-bit field number `2 * s + h + 4 * e`.  A kernel shifts a word by 0,
+4, 8 and 12 bits.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies
 from registers in the same layout (`dequant_dot`), so it moves no code between lanes.  Codes past K are 0.
 """
 
@@ -22,7 +23,7 @@ CHUNK_K = 128
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Packs codes (N, K/2) uint8 to int32 (N, 4 ceil(K / 32)).  Raises `ValueError` on another dtype or shape."""
+    """Packs codes `[N, K / 2]` uint8 to int32 `[N, 4 * ceil(K / 32)]`.  Other dtypes or shapes raise `ValueError`."""
     check_shape("b", b, None, None)
     check_dtype("b", b, torch.uint8)
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
@@ -45,5 +46,5 @@ HOLDS = {
 
 
 def subgroups(group: int) -> int:
-    """Returns the number of groups that a quad of lanes holds at once."""
+    """Returns the number of groups of `group` values along K that a quad of lanes holds at once."""
     return CHUNK_K // group

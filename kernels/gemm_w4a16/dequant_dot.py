@@ -1,8 +1,9 @@
-"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
+"""The kernel `dequant_dot`, for many rows of `a`, converts codes to bf16 in registers before wgmma.
 
-One launch replaces nine, and the weight is read from HBM once, at half a byte per value.  cp.async copies codes to
-shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.
-The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split if there are too few tiles.
+One launch replaces the nine launches of `naive`.  The weight is read from HBM once, at half a byte per value.  cp.async
+copies codes to shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
+shared memory.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  If there are too few
+tiles, several CTAs share the K of a tile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes for each layout the arguments of `shared.launch`.  A tile has one group along K."""
+    """Computes the arguments of `shared.launch` from `of`, the arguments of a call.  A tile has one group along K."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
@@ -56,5 +57,5 @@ def dequant_dot(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias`, W = (code - zero) * scale, on tensor cores; `b` from `pack`; runs agree bit for bit."""
+    """Computes `a @ ((code - zero) * scale) + bias` on tensor cores.  `b` is from `pack`.  Runs agree bit for bit."""
     shared.launch(bound, a, b, scale, zero, bias, c)

@@ -1,10 +1,10 @@
-"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: each code is read once, through registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
 
-The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per
-lane.  A code becomes bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction
-follows (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns,
-so a second row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K
-is split over the warps of a CTA, then over a cluster, for one full wave.  Partial sums meet in distributed shared
+A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, 16 bytes per lane.  A
+code becomes bf16 exactly, two codes at a time.  Its bits are put below a power of two, and one subtraction follows (Kim
+et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns, so a second
+row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over
+the warps of a CTA, then over the CTAs of a cluster, for one full wave.  Partial sums are added in distributed shared
 memory in a fixed order, so two runs agree bit for bit.
 """
 
@@ -27,7 +27,7 @@ MOST_OF_32 = MOST_COLUMNS // subgroups(32)
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for each layout the arguments of `stream.launch`."""
+    """Computes the arguments of `stream.launch` from `of`, the arguments of a call."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
@@ -68,5 +68,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias` for up to eight rows of `a` (four with groups of 32); `b` is from `pack`."""
+    """Computes `a @ W + bias` for up to eight rows of `a` (four with groups of 32).  `pack` makes `b` from W."""
     stream.launch(bound, a, b, scale, zero, bias, c)

@@ -1,9 +1,10 @@
-"""The kernel `library`: torch's product with a four-bit weight, `_weight_int4pack_mm`.
+"""The kernel `library` calls torch's matmul with a four-bit weight, `_weight_int4pack_mm`.
 
-The layout differs between devices.  On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even
-k in the *high* half and orders the codes for mma.m16n8k16.  `_convert_weight_to_int4pack_for_cpu` takes one code per
-int32.  Both products take scales and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale +
-offset.  A zero point becomes the offset (8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once.
+The layout differs between devices.  On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes `[N, K / 2]` with the
+even k in the *high* half, and orders the codes for mma.m16n8k16.  `_convert_weight_to_int4pack_for_cpu` takes one code
+per int32.  On both devices, scales and offsets are interleaved: `[K / group, N, 2]` in bf16.  A weight is `(code - 8) *
+scale + offset`.  A zero point becomes `offset = (8 - zero) * scale`, rounded to bf16.  `prepare` packs and interleaves
+once.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ class TinygemmWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> TinygemmWeight:
-    """Packs `b` (N, K/2) uint8, with the op's scale and zero, in torch's layouts for the device of `b`.
+    """Packs `b` (`[N, K / 2]` uint8), `scale` and `zero` in the layouts that torch takes on the device of `b`.
 
-    Raises `ValueError` if torch cannot pack them.
-    """
+    Raises `ValueError` if torch cannot pack these sizes."""
     N, K = b.shape[0], 2 * b.shape[1]
     for (name, (on_cuda, on_cpu)), size in zip(MULTIPLES.items(), (N, K), strict=True):
         multiple = on_cuda if b.is_cuda else on_cpu
@@ -62,12 +62,12 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
         codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     offset = torch.zeros_like(scale) if zero is None else (INT4_ZERO - zero.to(scale.dtype)) * scale
-    pairs = torch.stack((scale.mT, offset.mT), dim=-1)
-    return TinygemmWeight(packed, (N, K // 2), b.dtype, pairs)
+    scales_and_offsets = torch.stack((scale.mT, offset.mT), dim=-1)
+    return TinygemmWeight(packed, (N, K // 2), b.dtype, scales_and_offsets)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once, with an offset for each scale."""
+    """Counts the bytes of every operand once, and one offset for each scale."""
     a, b = inputs.a, inputs.b
     packed = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
@@ -84,7 +84,7 @@ def traffic(inputs: Arguments) -> Traffic:
     off={"bias": "torch has no call that adds a bias before it rounds"},
 )
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes `a @ W`.  `b` is from `pack` and contains scale and zero.  torch's call takes no `out`."""
+    """Computes `a @ W`.  `pack` stored the weight W with its scale and zero in `b`.  torch's call takes no `out`."""
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))

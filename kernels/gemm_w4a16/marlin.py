@@ -1,7 +1,7 @@
-"""The peer Marlin (Frantar et al., arXiv 2408.11743): its authors' package `marlin`; symmetric, groups of 128, fp16.
+"""Calls the authors' package `marlin` (Frantar et al., arXiv 2408.11743) as a peer, for comparison.
 
-Marlin multiplies only fp16.  The call converts the activation to fp16 and the result to bf16.  So its time includes two
-small launches that a model in fp16 would not need.
+Marlin takes symmetric codes with groups of 128, and multiplies only fp16.  The call converts the activation to fp16 and
+the result to bf16.  So the measured time includes two small launches that a model in fp16 would not need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALE_TILE = 8
 
 @dataclass(frozen=True)
 class MarlinWeight(Packed):
-    """A weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace of zeros, which stays zero."""
+    """A weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace that stays all zeros."""
 
     scales: Tensor
     """The scales (K / 128, N) fp16, in Marlin's order."""
@@ -36,10 +36,9 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs `b` (N, K/2) uint8 by Marlin's own code, with scales of 1.  Then adds the real scales in Marlin's order.
+    """Packs `b` (`[N, K / 2]` uint8) by Marlin's own code, with scales of 1.  Then stores `scale` in Marlin's order.
 
-    Raises `ValueError` on sizes that Marlin does not take.
-    """
+    Raises `ValueError` on sizes that Marlin does not take."""
     N, K = b.shape[0], 2 * b.shape[1]
     for (name, multiple), size in zip(MULTIPLES.items(), (N, K), strict=True):
         if size % multiple or not size:
@@ -51,12 +50,12 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
     layer = library.Layer(K, N, groupsize=GROUP).to(b.device)
     layer.pack(linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
     tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
-    ordered = tiles.transpose(2, 3).reshape(scale.shape[1], N)
-    return MarlinWeight(layer.B, (N, K // 2), b.dtype, ordered, layer.workspace)
+    ordered_scales = tiles.transpose(2, 3).reshape(scale.shape[1], N)
+    return MarlinWeight(layer.B, (N, K // 2), b.dtype, ordered_scales, layer.workspace)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand of Marlin's product once, and the bytes of the conversions."""
+    """Counts the bytes of every operand of Marlin's matmul once, and the bytes of the two dtype conversions."""
     a = inputs.a
     M, (N, half_K) = a.shape[0], inputs.b.shape
     scales, result = 2 * inputs.scale.numel(), 2 * M * N
@@ -82,7 +81,7 @@ def traffic(inputs: Arguments) -> Traffic:
     traffic=traffic,
 )
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes `a @ W` by `marlin.mul`.  The values of `a` must be in fp16's range; `b` is from `pack`."""
+    """Computes `a @ W` by `marlin.mul`.  `pack` makes `b` from the weight W.  `a` must be in the range of fp16."""
     result = torch.empty((a.shape[0], b.shape[0]), dtype=torch.half, device=a.device)
     if result.numel():
         library: Any = import_module("marlin")

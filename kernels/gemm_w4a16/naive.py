@@ -1,4 +1,4 @@
-"""The kernel `naive`, an engineer's first version: dequantizes the weight to bf16 in memory, then torch's product."""
+"""The kernel `naive`, an engineer's first version, dequantizes the weight to bf16 in memory, and calls torch's mm."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rooflab.reference.quantization import INT4_ZERO
 
 @kernel(backend="torch", unsupported=padded_rows_refused, allocates=True)
 def naive(a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ W + bias`, with W = (code - zero) * scale rounded to bf16."""
+    """Computes `a @ W + bias`.  The weight `W = (code - zero) * scale` is rounded to bf16."""
     K = a.shape[1]
     group = group_size(K, scale.shape[1])
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).float()
-    least = INT4_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
-    weight = ((codes - least) * scale.float().repeat_interleave(group, dim=1)[:, :K]).bfloat16().mT
+    zero_points = INT4_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
+    weight = ((codes - zero_points) * scale.float().repeat_interleave(group, dim=1)[:, :K]).bfloat16().mT
     return torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

@@ -1,9 +1,10 @@
-"""The packed codes of an eight-bit weight: as large as the original, and made once, at load.
+"""Packs the codes of an eight-bit weight once, at load.  The packed codes have the size of the original codes.
 
-Each 16 codes along K (16 bytes) are four words.  Word t holds the codes that lane t of a quad gives to an mma of 16
-along K, k = 8 h + 2 t + e, in byte h + 2 e.  The mask 0x00ff00ff, applied to a word and to the word shifted by 8, gives
-two neighbours in the order of a bf16x2 register.  Triton multiplies from registers in the same layout (`dequant_dot`),
-so it moves no code between lanes.  Codes past K are 0.
+A chunk of 16 codes along K (16 bytes) consists of four 32-bit words.  Word t holds the codes that lane t of a quad
+(four lanes) gives to an mma with 16 values along K.  The code at `k = 8 * h + 2 * t + e` is in byte `h + 2 * e`, with h
+and e in (0, 1).  A kernel applies the mask 0x00ff00ff to a word, and to the word shifted by 8 bits.  Each result is two
+neighbours in the order of a bf16x2 register.  Triton multiplies from registers in the same layout (`dequant_dot`), so
+it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WORDS = 4
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Packs codes (K, N) int8 to int32 (N, 4 ceil(K / 16)).  Raises `ValueError` on another dtype or shape."""
+    """Packs codes `[K, N]` int8 to int32 `[N, 4 * ceil(K / 16)]`.  Raises `ValueError` on another dtype or shape."""
     check_shape("b", b, None, None)
     check_dtype("b", b, torch.int8)
     K, N = b.shape

@@ -1,8 +1,9 @@
-"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
+"""The kernel `dequant_dot`, for many rows of `a`, converts codes to bf16 in registers before wgmma.
 
-One launch replaces four, and the weight is read from HBM once, at one byte per value.  cp.async copies codes to shared
-memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.  Sums are
-fp32 and scaled once at the end, so no weight is rounded.  K is split if there are too few tiles.
+One launch replaces the four launches of `naive`.  The weight is read from HBM once, at one byte per value.  cp.async
+copies codes to shared memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
+shared memory.  The sums are fp32 and scaled once at the end, so no weight is rounded.  If there are too few tiles,
+several CTAs share the K of a tile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: each code is read once, through registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
 
-The kernel is the stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes.  The seven low bits of a code are
-put below 128 in bf16 and the value of the sign bit is subtracted, two codes at a time and exactly.  Up to eight rows of
-`a` are multiplied at once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
+Like gemm_w4a16/gemv, the kernel reads a stream of packed codes (`lib/stream.cu`), but of eight bits.  A code becomes
+bf16 exactly, two codes at a time.  Its seven low bits are put below 128 in bf16, and the value of the sign bit is
+subtracted.  Up to eight rows of `a` are multiplied at once.  The sums are fp32 and scaled once at the end, so no weight
+is rounded.
 """
 
 from __future__ import annotations

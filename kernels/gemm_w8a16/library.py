@@ -1,10 +1,11 @@
-"""The kernel `library`: torch's product with an int8 weight, `torch._weight_int8pack_mm`.
+"""The kernel `library` calls torch's matmul with an int8 weight, `torch._weight_int8pack_mm`.
 
 On a CPU with AVX-512 or AVX2, the codes become fp32 in registers.  So only codes are read from memory, once per four
-rows of `a`.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch 2.13.0,
-M=1, N=K=4096, three weights in turn: 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, with a weight packed for
-oneDNN 2.7 ms; the codes alone take 0.7 ms at the rate of a sum over fp32.  On CUDA (torch 2.9 on) the call uses a
-thread per output, after a conversion of the activation to fp32: correct at every shape, but no rival to tensor cores.
+rows of `a`.  Preliminary times are the least of 60 interleaved calls.  They are from one busy core of an AMD EPYC with
+AVX-512, with torch 2.13.0, M=1, N=K=4096, three weights in turn.  The call takes 1.6 ms.  torch.nn.functional.linear in
+bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  Reading the codes alone takes 0.7 ms, at the rate of a
+sum over fp32.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses one thread per output.  This
+is correct at every shape, but tensor cores are much faster.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ CUDA_LIMIT = 2**31
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts on a CPU the codes once per four rows of `a`; on CUDA three steps, with fp32 activation and result."""
+    """Counts bytes: on a CPU, the codes once per four rows of `a`; on CUDA, also the conversions to and from fp32."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
         return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS) * nbytes(b), write_bytes=2 * M * N)
-    wide = 4 * a.numel()
-    product = (wide + nbytes(b) + 4 * N, 4 * M * N)
-    return steps((nbytes(a), wide), (nbytes(scale), 4 * N), product, (4 * M * N, 2 * M * N))
+    fp32_bytes = 4 * a.numel()
+    product = (fp32_bytes + nbytes(b) + 4 * N, 4 * M * N)
+    return steps((nbytes(a), fp32_bytes), (nbytes(scale), 4 * N), product, (4 * M * N, 2 * M * N))
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:

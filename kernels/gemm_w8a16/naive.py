@@ -1,4 +1,4 @@
-"""The kernel `naive`, an engineer's first version: dequantizes the weight to bf16 in memory, then torch's product."""
+"""The kernel `naive`, an engineer's first version, dequantizes the weight to bf16 in memory, and calls torch's mm."""
 
 from __future__ import annotations
 

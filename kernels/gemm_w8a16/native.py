@@ -1,6 +1,7 @@
-"""The kernel `native`, the rung after `packed`, in C++: loads turn codes into fp32; a scale multiplies a column's sum.
+"""The kernel `native`, in C++, improves on `packed`: it converts codes to fp32 as it loads them.
 
-The codes are in panels.  With one row, only the bytes of the codes matter.  No weight is rounded.
+The codes are stored in panels of 32 columns, which the kernel reads in order.  A scale multiplies the sum of its
+column, so no weight is rounded.  With one row, only the bytes of the codes decide the time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from rooflab.roofline.model import Traffic
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
-    """Packs codes (K, N) int8 in panels, with scales (N,) in fp32.  Raises `ValueError` on other dtypes or shapes."""
+    """Packs int8 codes (K, N) in panels of 32 columns, with fp32 scales (N,).  Raises `ValueError` on other inputs."""
     check_dtype("b", b, torch.int8)
     return replace(native_gemm.pack(b), scales=scale.float().contiguous())
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once, because the weight was packed at load."""
+    """Counts the bytes of every operand once.  The weight was packed at load, so packing does not count."""
     a, (K, N) = inputs.a, inputs.b.shape
     return Traffic(nbytes(a, inputs.scale, inputs.bias) + K * N, len(a) * N * a.element_size())
 

@@ -1,10 +1,11 @@
-"""The kernel `packed`, the rung after `library`, on a CPU: for many rows of `a`, codes become bf16 in cache.
+"""The kernel `packed` improves on `library` on a CPU: for many rows of `a`, codes become bf16 in the cache.
 
 torch's own call reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows torch's call is
-the fastest, and this kernel calls it.  For many rows torch's call takes three times as long as a bf16 product.  Here a
-group of output channels at a time becomes bf16, which is exact, in a buffer as large as a core's L2.  A oneDNN call
-then multiplies it and scales the fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a
-scale of another dtype, the buffer is scaled instead, which rounds each weight once.
+the fastest, and this kernel calls it.  For many rows torch's call takes three times the time of a bf16 product.  Here
+the codes of a group of output channels become bf16, in a buffer of the size of a core's L2.  This conversion is exact.
+A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is rounded, and only codes come from
+memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer instead.  This rounds each weight
+once.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
@@ -31,10 +32,9 @@ CHANNELS = 16
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Stores `b` (K, N) int8 as (N, K), at an address that torch's call takes.  Returns `b` itself if nothing is to do.
+    """Returns `b` (`[K, N]` int8) stored as `[N, K]`, at an address that torch's call takes.  Copies only if necessary.
 
-    Raises `ValueError` on another dtype or shape.
-    """
+    Raises `ValueError` on another dtype or shape."""
     check_shape("b", b, None, None)
     check_dtype("b", b, torch.int8)
     rows = b.mT.contiguous()
@@ -44,7 +44,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts library's traffic for few rows; for many rows every operand once, because L2 keeps the buffer."""
+    """Counts the bytes of `library` for few rows.  For many rows, counts every operand once: L2 keeps the buffer."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -52,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why oneDNN cannot multiply many rows of bf16 here or would read the padding of `a`, or None."""
+    """Returns why oneDNN cannot multiply many bf16 rows on this CPU, or would read the padding of `a`; else None."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -76,19 +76,19 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`; many rows of `a` by groups of output channels.  `b` is best from `pack`."""
+    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  `b` is best from `pack`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)
     (K, N), M = b.shape, a.shape[0]
     c = torch.empty((M, N), dtype=a.dtype) if c is None else c
-    exact = bias is None and scale.dtype == a.dtype
-    wide = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
-    buffer = torch.empty((wide, K), dtype=a.dtype)
-    for first in range(0, N, wide):
-        channels = slice(first, min(first + wide, N))
+    fused_scale = bias is None and scale.dtype == a.dtype
+    block_channels = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
+    buffer = torch.empty((block_channels, K), dtype=a.dtype)
+    for first in range(0, N, block_channels):
+        channels = slice(first, min(first + block_channels, N))
         weight = buffer[: channels.stop - first].copy_(b.mT[channels])
-        if exact:
+        if fused_scale:
             product = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
         else:
             weight.mul_(scale[channels, None])

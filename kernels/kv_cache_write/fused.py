@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one launch writes k and v of each token that has a slot."""
+"""The kernel `fused` improves on `naive`: one launch writes k and v of each token that has a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `naive`: index assignment over the tokens that have a slot."""
+"""The kernel `naive` writes by index assignment, for the tokens that have a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `cluster`, the rung after `fused`: rows lie in registers of up to eight CTAs, as in `rmsnorm/cluster`."""
+"""The kernel `cluster` improves on `fused`: registers of up to eight CTAs hold a row, as in `rmsnorm/cluster`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
     limits={"H": MOST_WIDTH},
 )
 def cluster(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; the mean is computed first."""
+    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once; the mean comes first."""
     launch("layernorm", x, out, weight=weight, bias=bias, eps=eps, config=config)

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one pass that keeps rows in registers for mean, variance and result."""
+"""The kernel `fused` improves on `naive`: one pass keeps rows in registers for mean, variance and result."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def _layernorm(
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
-    inside = (rows < T) & (columns < H)
+    mask = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
     # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
     # memory twice.  The barrier does not wait for the load.
     tl.debug_barrier()
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
     # The mean of squares minus the squared mean would cancel where the mean is large.
-    centred = tl.where(inside, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
+    centred = tl.where(mask, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / H + eps)
     out = centred * scale[:, None] * weight
     if bias_ptr is not None:
         out += bias
-    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @kernel(
@@ -50,7 +50,7 @@ def _layernorm(
     },
 )
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; a program has whole rows."""
+    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once.  A program has whole rows."""
     T, H = x.shape
     _layernorm[(cdiv(T, config.block_t),)](
         x,

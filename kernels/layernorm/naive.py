@@ -10,7 +10,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float) -> None:
-    """Computes (x - mean) / sqrt(variance + eps) * weight + bias, step by step."""
+    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias`, step by step."""
     x32 = x.float()
     centred = x32 - x32.mean(dim=-1, keepdim=True)
     variance = centred.pow(2).mean(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Peers of layernorm: torch.compile and Liger (`kernels/_peers.py`).  QuACK takes only weights in fp32."""
+"""Registers torch.compile and Liger as peers, for comparison (`kernels/_peers.py`).  QuACK takes only fp32 weights."""
 
 from __future__ import annotations
 

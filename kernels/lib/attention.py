@@ -1,8 +1,9 @@
-"""Device code that attention's Triton kernels share: the range of key tiles, the weights of a tile, the result.
+"""Holds device code for Triton attention kernels: the range of key tiles, the weights of a tile, and the output.
 
-Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023.  The names are Dao's: m_i is a row's
-running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i has the unit of the exponent (base
-2, scaled), so a multiply-add turns a score into an exponent.  While m_i stays, sums are rescaled by exactly 1.
+The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
+m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i has the unit of the
+exponent (base 2, scaled), so one multiply-add turns a score into an exponent.  While m_i does not change, the sums are
+rescaled by exactly 1.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ LOG2E: tl.constexpr = tl.constexpr(_attention.LOG2E)
 
 @triton.jit
 def capped(scores, cap):
-    """Returns cap * tanh(scores / cap) by the hardware's exponential, with an error of at most 4 * 2**-24 of cap."""
+    """Returns `cap * tanh(scores / cap)` by the hardware's exponential.  The error is at most `4 * 2**-24 * cap`."""
     return cap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / cap))))  # 2 log2(e)
 
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the ranges `begin`, `full`, `whole`, `end` of keys for queries `first` to `last`.
+    """Returns the bounds `begin`, `full`, `whole` and `end` in the keys of queries `first` to `last`.
 
-    Some of these queries see the keys `begin` to `end`; all of them see `full` to `whole`.  `begin` is the first key
-    that query `first` sees.  It is not rounded to a tile, so no key before all windows is loaded.  `full` and `whole`
-    are whole tiles after `begin`.  Keys `begin` to `full` are cut by a window, `full` to `whole` need no mask, and
-    `whole` to `end` are cut by the diagonal or by the end of the keys.
+    Some of these queries see keys `begin` to `end`.  All of these queries see keys `full` to `whole`.  `begin` is the
+    first key that query `first` sees.  It is not rounded to a tile, so no key before all windows is loaded.  `full` and
+    `whole` are a whole number of tiles after `begin`.  The window hides some keys from `begin` to `full`.  Keys from
+    `full` to `whole` need no mask.  The diagonal or the end of the keys hides some keys from `whole` to `end`.
     """
     begin = 0
     full = 0
@@ -48,7 +49,7 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
-    """Returns the offsets of rows of a head, in int64: offsets in a long context are larger than 2**31 elements."""
+    """Returns the int64 offsets of a head's rows.  In a long context the offsets are larger than 2**31 elements."""
     return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
 
 
@@ -61,8 +62,8 @@ def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
 
 @triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
-    """Loads a tile of keys or values.  With `MASKED`, keys that are not `there` are zeros, because memory past the end
-    may hold NaN, and 0 * NaN is NaN.  With `PADDED`, columns that are not `real` are zeros."""
+    """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` are zeros: memory past the end may
+    hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` are zeros."""
     if MASKED:
         tile = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
@@ -80,9 +81,9 @@ def weigh(
 ):  # fmt: skip
     """Returns the weights of the key tile at `start`, the factor that rescales earlier sums, and the new m_i and l_i.
 
-    scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
-    `MASKED` the tile may contain keys that a row does not see.  The largest weight is 2**RANGE, so sums have this unit.
-    """
+    `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows` holds the positions of the queries.  A score times `factor` is its
+    exponent.  With `MASKED`, the tile may contain keys that a row does not see.  The largest weight is `2**RANGE`, so
+    sums have this unit."""
     if CAP:
         scores = capped(scores * scale, cap)
     elif NEGATED:
@@ -109,10 +110,10 @@ def weigh(
 
 @triton.jit
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
-    """Stores the output of the rows that are `there`.  If `lse_ptr` is not None, also stores their natural log-sum-exp.
+    """Stores the output of the rows in the mask `there`.  Also stores their natural log-sum-exp, if `lse_ptr` is given.
 
-    sinks_offset: one head for all rows, or a head for each row; out_rows, lse_rows: where each row begins, int64.
-    """
+    `sinks_offset`: the offset of one head for all rows, or of a head per row.  `out_rows`, `lse_rows`: int64 row
+    offsets."""
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)
@@ -121,11 +122,11 @@ def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, l
         l_i = l_i * rescale + tl.exp2(sink - shift)
         acc = acc * rescale[:, None]
         m_i = m_new
-    some = tl.where(l_i == 0.0, 1.0, l_i)
+    divisor = tl.where(l_i == 0.0, 1.0, l_i)
     dims = tl.arange(0, acc.shape[1])
-    result = (acc * (1.0 / some)[:, None]).to(out_ptr.dtype.element_ty)
+    result = (acc * (1.0 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
     mask = there[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out_ptr + out_rows[:, None] + dims[None, :], result, mask=mask)
     if lse_ptr is not None:
-        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
         tl.store(lse_ptr + lse_rows, lse, mask=there)

@@ -1,7 +1,7 @@
-"""Helpers of attention's Gluon kernels: the order of tiles, and the online softmax of a warpgroup's 64 rows of queries.
+"""Holds helpers of the Gluon attention kernels: the order of tiles, and the online softmax of a warpgroup's 64 queries.
 
-Names as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i is in the
-unit of the exponent (base 2, scaled), so a multiply-add turns a score into an exponent.
+The names are as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i has
+the unit of the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ SECTION_BYTES = 32 * 2**20
 
 
 def tile_columns(head_dim: int) -> int:
-    """Returns the columns of a tile.  TMA fills columns past `head_dim` with zeros, and does not store them."""
+    """Returns the number of columns of a tile.  TMA fills columns past `head_dim` with zeros, and never stores them."""
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
 def consumer_registers(head_dim: int, block_n: int) -> int:
-    """Returns a consumer's registers per thread (64 rows, 128 threads): fp32 accumulator and scores, 16-bit weights."""
+    """Returns a consumer warpgroup's registers per thread, for 64 rows: fp32 accumulator and scores, 16-bit weights."""
     return tile_columns(head_dim) // 2 + block_n // 2 + block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA: average registers of its threads; both rings, `rows` rows of a head, and
-    barriers. If a consumer needs too many registers, the average is replaced by the consumer's number, so that no CTA
-    fits.
+    """Returns the resources of a CTA.  The registers are the average over its threads.  Shared memory holds the rings
+    of keys and of values, `rows` rows of a head, and barriers.  If a consumer needs too many registers, its number
+    replaces the average, so that the CTA does not fit.
 
-    Causal programs differ in their work, so `tensor_flops` is 0."""
-    held = consumer_registers(head_dim, block_n)
-    average = (consumers * held + PRODUCER_REGISTERS) // (consumers + 1)
+    `tensor_flops` is 0, because causal programs differ in their work.
+    """
+    registers = consumer_registers(head_dim, block_n)
+    average = (consumers * registers + PRODUCER_REGISTERS) // (consumers + 1)
     return Footprint(
         threads=(consumers + 1) * WARPGROUP,
-        registers=average if held <= CONSUMER_REGISTERS[consumers] else held,
+        registers=average if registers <= CONSUMER_REGISTERS[consumers] else registers,
         shared_bytes=(rows + 2 * stages * block_n) * tile_columns(head_dim) * 2 + barriers * BARRIER_BYTES,
         ctas=ctas,
     )
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads of a section, for which L2 keeps the keys and values.  k: (B, S, H_kv, D)."""
+    """Returns the number of query heads of a section: L2 can hold their keys and values.  k: (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns the argument `scales` of `softmax`, which turns a score into an exponent.  It is the absolute softmax
-    scale in base 2, or with a soft cap three factors."""
+    """Returns `scales` for `softmax` (base-2 exponents): a positive softmax scale, or three factors for a soft cap."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -80,8 +80,8 @@ def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """Returns the number of a CTA's tile in round `turn`.  Every second round goes over the CTAs backwards, so a CTA
-    with the longest tile of a round has the shortest tile of the next round."""
+    """Returns the index of a CTA's tile in round `turn`.  Every second round goes over the CTAs in reverse order.  So
+    the CTA with the longest tile of a round has the shortest tile of the next round."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
@@ -95,58 +95,58 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns a tile's row (in tiles) and its head.  In the last section long tiles come first, in the section before
-    it short tiles, and so on.  So the lengths change slowly."""
+    """Returns the tile row and the head of a tile.  In the last section (group of heads), long tiles come first.  In
+    the section before it, short tiles come first, and so on.  So the lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
-    inside = tile - first * tiles_m
-    tile_m = inside // size
+    offset = tile - first * tiles_m
+    tile_m = offset // size
     if CAUSAL:
         falls = ((heads - 1) // section - index) % 2 == 0
         tile_m = tiles_m - 1 - tile_m if falls else tile_m
-    return tile_m, first + inside % size
+    return tile_m, first + offset % size
 
 
 @gluon.constexpr_function
 def product_layout(columns):
-    """Returns wgmma's register layout of a product of 64 rows: each warp of a warpgroup has 16 rows of all columns."""
+    """Returns wgmma's register layout for a result of 64 rows.  Each warp of a warpgroup has 16 rows of all columns."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Returns three counts of the key blocks from `begin` to `end`, except the last block: blocks that the diagonal
-    cuts, blocks without a mask, and blocks that the far end of the window cuts.  The first row sees keys up to `first`,
-    the last row up to `last`."""
-    whole = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
+    """Returns three counts of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the far
+    end of the window cuts.  Counts the blocks from `begin` to `end`, except the last block.  The first row sees keys up
+    to `first`, and the last row sees keys up to `last`."""
+    unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     in_window = begin
     if window is not None:
         in_window = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        in_window = gl.minimum(gl.maximum(in_window, begin), whole)
-    return end - 1 - whole, whole - in_window, in_window - begin
+        in_window = gl.minimum(gl.maximum(in_window, begin), unmasked_end)
+    return end - 1 - unmasked_end, unmasked_end - in_window, in_window - begin
 
 
 @gluon.jit
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     """Returns for a block of scores: the weights, the new m_i and l_i, and the factor that rescales earlier sums.
 
-    With MASKED a row sees its `window` keys (None: all) up to its `last` key (`last` is a column) and up to `end`.
-    `last` and `end` count from the block's first key, and either may be None.
+    With `MASKED`, a row sees `window` keys up to column `last`.  If `window` is None, the row sees all keys up to
+    `last`.  No row sees keys after column `end`.  `last` and `end` count from the block's first key, and either may be
+    None.
 
-    m_i is kept multiplied by `scale`.  If each step multiplied it again, the compiler would fuse the multiplication
-    with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after 127 blocks of
-    scores of 66).
-    """
+    m_i is stored after the multiplication by `scale`.  If each step multiplied m_i again, the compiler would fuse this
+    multiplication with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after
+    127 blocks of scores of 66)."""
     scale, stretch, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
         scores = cap * (1 - 2 / (1 + gl.exp2(scores * stretch)))
     if MASKED:
         keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
-        seen = keys <= (end if last is None else last if end is None else gl.minimum(last, end))
+        key_mask = keys <= (end if last is None else last if end is None else gl.minimum(last, end))
         if last is not None and window is not None:
-            seen = seen & (keys > last - window)
-        scores = gl.where(seen, scores, float("-inf"))
+            key_mask = key_mask & (keys > last - window)
+        scores = gl.where(key_mask, scores, float("-inf"))
     highest = gl.maximum(m_i, gl.max(scores, 1) * scale)
     shift = highest
     if MASKED:  # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN
@@ -164,8 +164,8 @@ def rescaled(accumulator, shrink):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Packs pairs of neighbouring 16-bit values, two per register.  Between loops, the compiler would separate single
-    16-bit values and join them again."""
+    """Converts weights to 16 bits and packs two neighbours per register.  Between loops, the compiler would separate
+    single 16-bit values and join them again."""
     rounding: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(rounding, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -173,7 +173,7 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to the left operand of a `product` with values, in 16-bit registers."""
+    """Converts weights (16-bit pairs or fp32) to a left matmul operand in 16-bit registers, of layout `product`."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
@@ -188,7 +188,7 @@ def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
 def finished(m_i, l_i, sink):
     """Returns the factor that turns the accumulator into the result, and the natural log-sum-exp.
 
-    sink: the score of a weight without a value, or None.
+    `sink` is the score of a weight that has no value, or None.
     """
     rescale = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
     if sink is not None:
@@ -199,6 +199,6 @@ def finished(m_i, l_i, sink):
         rescale = gl.exp2(m_i - shift)
         l_i = l_i * rescale + gl.exp2(sink - shift)
         m_i = highest
-    some = gl.where(l_i == 0.0, 1.0, l_i)
-    lse = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(some)) * LN2)
-    return rescale / some, lse
+    divisor = gl.where(l_i == 0.0, 1.0, l_i)
+    lse = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(divisor)) * LN2)
+    return rescale / divisor, lse

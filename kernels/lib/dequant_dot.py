@@ -1,8 +1,9 @@
-"""The rung `dequant_dot` of gemm_w4a16 and gemm_w8a16: configs, device code, launch.
+"""Holds what the kernels `gemm_w4a16/dequant_dot` and `gemm_w8a16/dequant_dot` share: configs, device code and launch.
 
-The product is transposed: W (N, K) times `a.mT`.  Then the codes are the left operand of wgmma, which may come from
-registers, and the many output channels fill its 64 rows.  `_packed.py` orders the codes so that a thread's words hold
-its part of the operand.  Masks and a subtraction turn words into bf16, without a shuffle and without shared memory.
+The kernel computes the transposed result `W @ a.mT`, with the weight W as `[N, K]`.  Then the codes are the left
+operand of wgmma, which may come from registers.  The many output channels fill the 64 rows of wgmma.  `_packed.py`
+orders the codes so that a thread's words hold its part of the operand.  Masks and a subtraction turn words into bf16,
+without a shuffle and without shared memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ REDUCED = 1024
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A config: tile sizes and launch options.  The tile's size along K is a group, or 128 with eight-bit codes."""
+    """Holds tile sizes and launch options.  A tile has one group along K, or 128 values with eight-bit codes."""
 
     block_m: int
     """The number of rows of `a` in a tile."""
@@ -47,8 +48,8 @@ class Config(LaunchConfig):
 
 
 def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits`: tiles that the registers of one or two warpgroups hold, up to eight
-    stages, and K split by up to eight.  `block_k_of` gives a tile's size along K by the scheme."""
+    """Returns the tuning for codes of `bits` bits: tiles for one or two warpgroups, up to eight stages, and K split
+    over up to eight CTAs.  `block_k_of(scheme)` returns a tile's size along K."""
     shape = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -56,35 +57,35 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(block_m, *width, stages, split) for block_m, width, stages, split in sizes)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers (the sums of a group and of all groups, the codes as operand) and shared memory (stages of
-        codes and of `a`).  `a` has one more stage, because wgmma reads a stage while the next tile arrives."""
+        """Returns the registers (sums of a group and of all groups, codes) and the shared memory (stages of codes and
+        of `a`).  `a` has one more stage, because wgmma reads a stage while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
         threads, outputs = 32 * config.num_warps, config.block_m * config.block_n
-        held = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
+        cta_registers = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
         codes, activations = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
         return Footprint(
             threads=threads,
-            registers=held // threads + ADDRESS_REGISTERS,
+            registers=cta_registers // threads + ADDRESS_REGISTERS,
             shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
             ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
             tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each share of K has at least a tile."""
-        whole = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
-        return whole
+        """Returns whether each split of K has at least one tile."""
+        enough_tiles = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
+        return enough_tiles
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Chooses a single tile for up to 128 rows of `a`.  Splits K until CTAs fill the shared memory of all SMs."""
+        """Chooses one tile for up to 128 rows of `a`.  Splits K until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
         block_m = next((size for size in (16, 32, 64) if M <= size), 128)
         block_n = 64 if block_m <= 64 else 128
         stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
         tiles, steps = cdiv(M, block_m) * cdiv(N, block_n), cdiv(int(case["K"]), block_k)
-        most = HOPPER_SMS * {16: 4, 32: 3, 64: 2, 128: 1}[block_m]
+        max_ctas = HOPPER_SMS * {16: 4, 32: 3, 64: 2, 128: 1}[block_m]
         split = 1
-        while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
+        while split < 8 and 2 * split * tiles <= max_ctas and 2 * split <= steps // 4:
             split *= 2
         return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
 
@@ -94,9 +95,9 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
 @triton.jit
 def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
     # The bits go below 128 in bf16, whose last bit is worth 1; the difference is an integer of at most 5 bits: exact.
-    pair = ((words >> SHIFT) & 0x000F000F) | 0x43004300
-    low = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    high = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    code_pair = ((words >> SHIFT) & 0x000F000F) | 0x43004300
+    low = code_pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (code_pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return tl.join(low - zero, high - zero)
 
 
@@ -114,15 +115,15 @@ def _two_of_eight_bits(words, SHIFT: tl.constexpr):
 
 @triton.jit
 def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Converts words (BLOCK_N, BLOCK_K * BITS / 32) to codes minus `zero`, bf16 (BLOCK_N, BLOCK_K), in k's order."""
+    """Converts words `[BLOCK_N, BLOCK_K * BITS / 32]` to `code - zero`, bf16 `[BLOCK_N, BLOCK_K]`, in order of K."""
     if BITS == 4:
         first = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
         second = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))
         codes = tl.join(first, second).reshape(BLOCK_N, BLOCK_K // 32, 4, 2, 2, 2)  # t, e, h, s of `_packed.py`
         return codes.permute(0, 1, 5, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
     else:
-        both = tl.join(_two_of_eight_bits(words, 0), _two_of_eight_bits(words, 8))
-        return both.reshape(BLOCK_N, BLOCK_K // 16, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
+        code_pairs = tl.join(_two_of_eight_bits(words, 0), _two_of_eight_bits(words, 8))
+        return code_pairs.reshape(BLOCK_N, BLOCK_K // 16, 4, 2, 2).permute(0, 1, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
 
 
 @triton.jit
@@ -166,8 +167,8 @@ def _dot(
                 zero = (tl.load(zero_ptr + group_offsets).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)[:, None]
             else:
                 zero = tl.full((1, 1), 136.0, tl.bfloat16)  # 128 + 8
-            part = tl.dot(_dequantize(words, zero, BITS, BLOCK_N, BLOCK_K), a.T)
-            sums += part * scale[:, None]
+            group_sum = tl.dot(_dequantize(words, zero, BITS, BLOCK_N, BLOCK_K), a.T)
+            sums += group_sum * scale[:, None]
             group_offsets += 1
         a_ptrs += BLOCK_K
         word_ptrs += BLOCK_WORDS
@@ -185,19 +186,19 @@ def _dot(
 def _add_up(
     parts_ptr, bias_ptr, out_ptr, M, N, stride_om, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     size = tl.cast(M, tl.int64) * N
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for share in tl.static_range(SPLIT):
-        total += tl.load(parts_ptr + share * size + places, mask=places < size, other=0.0)
+        total += tl.load(parts_ptr + share * size + offsets, mask=offsets < size, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias_ptr + places % N, mask=places < size, other=0.0).to(tl.float32)
-    out_ptrs = out_ptr + places // N * stride_om + places % N
-    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=places < size)
+        total += tl.load(bias_ptr + offsets % N, mask=offsets < size, other=0.0).to(tl.float32)
+    out_ptrs = out_ptr + offsets // N * stride_om + offsets % N
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=offsets < size)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, the weight once per tile of rows (no reuse from L2), and a split K's sums, written and read."""
+    """Counts bytes: `a` once, the weight once per row tile (no reuse from L2), and for a split K its sums twice."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
     shares = 4 * config.split * M * N if config.split > 1 else 0
@@ -210,11 +211,11 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def arranged(of: Arguments, bits: int, block_k: int) -> Any:
-    """Computes what a layout needs: the grid, numbers and constants of one launch, or of two launches if K is split."""
+    """Computes the grid, the integer arguments and the constants of one launch, or of two launches if K is split."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N, split = a.shape, b.shape[0], of.config.split
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n) * split,)
-    numbers = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
+    scalars = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
     has_bias = of.bias is not None
     constants = {
         "BITS": bits,
@@ -225,18 +226,18 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
         **config.launch_arguments,
     }
     add_up = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
-    return grid, numbers, constants, add_up if split > 1 else None
+    return grid, scalars, constants, add_up if split > 1 else None
 
 
 def launch(
     bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Makes one launch, or two if K is split.  words: packed codes; scale and zero: same layout, contiguous rows."""
-    grid, numbers, constants, add_up = bound
+    """Makes one launch, or two for a split K.  `words`: packed codes; `scale`, `zero`: same layout, contiguous rows."""
+    grid, scalars, constants, add_up = bound
     if add_up is None:
-        _dot[grid](a, words, scale, zero, bias, c, *numbers, **constants)
+        _dot[grid](a, words, scale, zero, bias, c, *scalars, **constants)
         return
     parts = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
-    _dot[grid](a, words, scale, zero, bias, parts, *numbers, **constants)
-    grid, numbers, constants = add_up
-    _add_up[grid](parts, bias, c, *numbers, **constants)
+    _dot[grid](a, words, scale, zero, bias, parts, *scalars, **constants)
+    grid, scalars, constants = add_up
+    _add_up[grid](parts, bias, c, *scalars, **constants)

@@ -1,4 +1,4 @@
-"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, a CTA's resources, and the launch of `multicast.cu`."""
+"""Holds host code of the `multicast` kernels of gemm and gemm_fp8: tiles, CTA resources, launch of `multicast.cu`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADDRESS_REGISTERS = 24
 
 @dataclass(frozen=True)
 class ClusterTile:
-    """A config: tile sizes, the ring, and the cluster."""
+    """Holds a config: tile sizes, the slots of the shared-memory ring, the tile order, and staged output boxes."""
 
     consumers: int
     """The number of consumer warpgroups, of 64 rows each."""
@@ -49,12 +49,12 @@ class ClusterTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Returns the shared memory of a CTA in bytes: the ring, the staged boxes, and the barriers."""
+        """Returns the shared memory of a CTA in bytes: the ring, the staged output boxes, and the barriers."""
         boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
         return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
 
     def clusters(self, M: int, N: int) -> int:
-        """Returns the number of tiles that clusters compute for a product of M by N."""
+        """Returns the number of cluster tiles of an `[M, N]` result.  A cluster tile has a tile per CTA."""
         return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
 
 
@@ -63,8 +63,8 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the mean registers of the CTA's threads, and the bytes of the ring, the staged boxes and the barriers.
-    Each output has an fp32 value in registers; in fp8 it also has an fp32 sum."""
+    """Returns the average registers of a thread, and the bytes of the ring, the staged output boxes and the barriers.
+    Each output takes an fp32 register.  In fp8 it takes a second register, for an fp32 sum."""
     size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     values = config.block_n // 2 * (2 if size == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
@@ -113,9 +113,10 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches the kernel on maps of `a`, `b`, the output and the residual (or the output again).  sizes: M, N and K.
+    """Launches the kernel on tensor maps of `a`, `b`, the output and the residual (or the output again).
 
-    kind: `bf16`, `fp16` or `fp8`; along_k: whether `a` and `b` are contiguous along K; scales: of both in fp8.
+    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k`: whether `a` and `b` are contiguous along K.
+    `scales`: the scales of `a` and `b` in fp8.
     """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)

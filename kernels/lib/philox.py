@@ -1,7 +1,7 @@
-"""Philox-4x32-10 and the exponential race of `sample`, computed by calls of torch.
+"""Computes the random words (Philox-4x32-10) and the exponential random numbers of `sample`, by calls of torch.
 
-torch has no unsigned multiply, so int64 holds the 32-bit words.  Products wrap modulo 2**64 with the right bits, and a
-mask cuts the result of an arithmetic shift to 32 bits.
+torch has no unsigned multiplication, so int64 holds the 32-bit words.  Multiplications wrap modulo 2**64, which keeps
+the right bits.  A mask cuts the result of an arithmetic shift to 32 bits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 def philox(
     seed: torch.Tensor, position: torch.Tensor, block: torch.Tensor, stream: torch.Tensor | int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
+    """Returns Philox's four words for the key `seed` and the counter `(position, block, stream, 0)`, int64 in [0,
+    2**32).
 
-    The int64 tensors broadcast.  Once all words have the full shape, the rounds compute in place.
-    """
+    The arguments are int64 tensors that broadcast to one shape.  Once all words have this shape, the rounds compute in
+    place."""
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
     shape = c0.shape
@@ -36,19 +37,19 @@ def philox(
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """Returns the words (B, V) of all tokens for seed, position and stream (B,); a Philox call serves four tokens."""
+    """Returns random words (B, V), one per token, for seeds, positions and streams (B,).  A call makes four words."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]
 
 
 def words_of_tokens(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Returns the words (N,) of N tokens, each with its own seed and position."""
+    """Returns the random words (N,) of N tokens.  Each token has its own seed and position."""
     words = torch.stack(philox(seed, position, token >> 2), dim=-1)
     return words.gather(-1, (token & 3)[:, None]).squeeze(-1)
 
 
 def log_exponential(word: torch.Tensor) -> torch.Tensor:
-    """Returns log E of each word x in fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns `log(E)` of each word x in fp32: `E = -log1p(-u)`, `u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)`."""
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_()

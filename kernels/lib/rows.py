@@ -1,4 +1,4 @@
-"""The host side of the rung `cluster` of norms, softmax and gated activations: configs, and the launch of `rows.cu`."""
+"""Holds host code of the `cluster` kernels of norms, softmax and gated activations: configs, launch of `rows.cu`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
 
 @dataclass(frozen=True)
 class Config:
-    """A config: how the rows are divided among threads and CTAs."""
+    """Describes how the rows are divided among threads and CTAs."""
 
     lanes: int
     """The number of threads of a CTA that share a row."""
@@ -68,12 +68,12 @@ def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
 
 
 def most_vectors(op: str, itemsize: int) -> int:
-    """Returns the most 16-byte vectors per thread: 64 values, or for ops with two inputs eight vectors of each."""
+    """Returns the largest number of 16-byte vectors per thread: 64 values, or eight vectors of each of two inputs."""
     return min(MOST_VALUES * itemsize // VECTOR_BYTES, MOST_PAIRED if op in TWO_INPUTS else 16)
 
 
 def may_persist(config: Config) -> bool:
-    """Returns whether registers can hold two rows at once.  With more vectors or threads, registers would spill."""
+    """Returns whether registers can hold two rows at once, as a persistent grid needs.  Larger configs would spill."""
     return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
@@ -88,41 +88,40 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
     A CTA has whole warps and at most 512 threads.  A CTA of a cluster has one row and at least four warps.
     """
-    needed = vectors_of(case, scheme)
+    row_vectors = vectors_of(case, scheme)
     divisions: list[Config] = []
     for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
-        lanes = next_power_of_2(cdiv(needed, vectors * cluster))
+        lanes = next_power_of_2(cdiv(row_vectors, vectors * cluster))
         if lanes <= MOST_LANES and (cluster == 1 or lanes >= 4 * WARP):
-            least = max(1, WARP // lanes)
-            most = 1 if cluster > 1 else max(least, MOST_LANES // lanes)
-            rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64) if least <= rows <= most]
-            divisions += [Config(lanes, vectors, each, cluster, persistent) for each in rows]
+            min_rows = max(1, WARP // lanes)
+            max_rows = 1 if cluster > 1 else max(min_rows, MOST_LANES // lanes)
+            rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64) if min_rows <= rows <= max_rows]
+            divisions += [Config(lanes, vectors, cta_rows, cluster, persistent) for cta_rows in rows]
     return tuple(divisions)
 
 
 def tuning(op: str) -> Tuning:
-    """Returns the tuning of the rung `cluster` of `op`."""
+    """Returns the tuning of the kernel `cluster` of `op`."""
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the registers for the row, the weights, the values in fp32, and in a persistent grid the next row.
+        """Returns the registers for the row, the weights, the values in fp32, and the next row of a persistent grid.
 
-        The registers for values are read from compiled code: 28, plus 1.5 for each value of a thread (6 * vectors /
-        itemsize), plus 12 for two sums or a quantisation.
-        """
+        The number of registers for values is read from compiled code.  It is 28, plus `6 * vectors / itemsize`, plus 12
+        for two sums or a quantisation."""
         heavy = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
-        held = 4 * config.vectors * (1 + weights + config.persistent * inputs)
+        row_registers = 4 * config.vectors * (1 + weights + config.persistent * inputs)
         groups = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
             threads=config.lanes * config.rows,
-            registers=held + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * heavy,
+            registers=row_registers + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * heavy,
             shared_bytes=8 * cdiv(config.lanes * config.rows, WARP) + 8,
             ctas=ctas_of(config, groups) if config.persistent else groups,
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Returns the default config.  For few rows a thread has one vector, for many rows 64 bytes."""
+        """Returns the default config.  A thread has one vector if rows are few, and 64 bytes if rows are many."""
         T, needed = int(case["T"]), vectors_of(case, scheme)
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
@@ -137,29 +136,29 @@ def tuning(op: str) -> Tuning:
         lanes = next_power_of_2(cdiv(needed, vectors * cluster))
         rows = 1 if cluster > 1 else max(1, WARP // lanes, CTA_THREADS // lanes if many else 1)
         config = Config(lanes, vectors, rows, cluster, False)
-        more = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
-        return dataclasses.replace(config, persistent=more and may_persist(config))
+        many_waves = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
+        return dataclasses.replace(config, persistent=many_waves and may_persist(config))
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether the config covers the row.  A CTA of a cluster must have one row."""
+        """Returns whether the threads of the config hold a whole row.  A CTA of a cluster must have exactly one row."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
         covered = covered and (config.cluster == 1 or config.rows == 1)
-        held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
-        return covered and held and config.persistent <= may_persist(config)
+        fits_registers = config.vectors <= most_vectors(op, scheme.activation.itemsize)
+        return covered and fits_registers and config.persistent <= may_persist(config)
 
     return Tuning(Config, configs, heuristic, footprint, rule)
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as the rung `cluster` of `op`.  `takes` are further fields of `kernel`.
+    """Registers the decorated launcher as the kernel `cluster` of `op`.  `takes` are further arguments of `kernel`.
 
-    `over_fused` states how the code differs from the code of `fused`; `wide` is a case in which a cluster shares a row.
+    `over_fused` states how the code differs from the code of `fused`.  In the case `wide`, a cluster shares a row.
     """
     shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
         width = "H" if op == "fused_add_rmsnorm" else "I"
-        held = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
-        takes["holds"] = {f"{width} * itemsize <= {PAIR_BYTES}": held}
+        reason = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
+        takes["holds"] = {f"{width} * itemsize <= {PAIR_BYTES}": reason}
     if wide is not None:
         shows[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
     return kernel(
@@ -219,7 +218,7 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """Returns the elements of one access: the largest power of two that divides the width and the row addresses."""
+    """Returns the elements per access: the largest power of two that divides the width and the row addresses."""
     bits = width | vector
     for tensor in tensors:
         bits |= address_of(tensor) // tensor.element_size()

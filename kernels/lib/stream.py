@@ -1,4 +1,4 @@
-"""The host side of the rung `gemv` of gemm_w4a16 and gemm_w8a16: configs, and the launch of `stream.cu`."""
+"""Holds host code of the `gemv` kernels of gemm_w4a16 and gemm_w8a16: configs, and the launch of `stream.cu`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAGIC = 0x43004300
 
 @dataclass(frozen=True)
 class Config:
-    """A config: how the weight is divided among warps and CTAs."""
+    """Describes how the weight is divided among warps and CTAs."""
 
     warps: int
     """The number of warps of a CTA."""
@@ -57,18 +57,18 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of tiles of eight columns for M rows of `a`: a column per row and group of a 64-byte load."""
+    """Returns the number of eight-column tiles for M rows of `a`.  A row has one column per group of a 64-byte load."""
     return -(-M * subgroups // COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Returns the number of warps whose registers an SM holds: 128 registers per thread, 168 with a second tile of
-    activations or with zero points, 255 with both."""
+    """Returns the number of warps that fit in an SM's registers.  A thread has 128 registers, 168 with a second tile of
+    activations or with zero points, and 255 with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits`; `subgroups` gives the groups in a 64-byte load by the scheme."""
+    """Returns the tuning for codes of `bits` bits.  `subgroups(scheme)` is the number of groups in a 64-byte load."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""
@@ -76,12 +76,12 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the rows of `a`, at most the number that the kernel takes, and the number of their column tiles."""
+        """Returns the number of rows of `a` (at most the kernel's limit), and the number of their column tiles."""
         M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers (codes in flight, activations of two chunks) and shared memory (the warps' sums)."""
+        """Returns the registers (codes in flight, activations of two chunks) and the shared memory (warps' sums)."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP * config.warps,
@@ -91,17 +91,17 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each share of K has a chunk, and whether the data in flight fit in a thread's registers."""
+        """Returns whether each split of K has a chunk, and whether a thread's registers hold the data in flight."""
         shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
-        whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
-        return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
+        enough_chunks = shares == 1 or shares <= chunks(int(case["K"]), bits)
+        return enough_chunks and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Returns a config of one wave: shares of K that fill every SM's warps once, at most one per chunk of K."""
-        rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
+        """Returns a config of one wave: splits K until every SM is full of warps, with at least one chunk per split."""
+        rows, max_shares = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
-        shares = max(min(HOPPER_SMS * warps // rows, most), 1)
+        shares = max(min(HOPPER_SMS * warps // rows, max_shares), 1)
         if shares <= 2:
             return Config(4, shares, 1, depth)
         split = next(split for split in (1, 2, 4, 8) if shares <= 8 * split or split == 8)
@@ -112,14 +112,14 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once: L1 and L2 keep `a` for all warps that read it; partial sums stay in the cluster."""
+    """Counts the bytes of every operand once, because L1 and L2 keep `a`.  Partial sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
-    read = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
-    return Traffic(read, a.shape[0] * scale.shape[0] * a.element_size())
+    read_bytes = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
+    return Traffic(read_bytes, a.shape[0] * scale.shape[0] * a.element_size())
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
-    """Computes what a layout needs: compiler options, the grid, the threads of a CTA, sizes and strides."""
+    """Computes the arguments of a launch: compiler options, the grid, the threads of a CTA, sizes and strides."""
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
@@ -139,14 +139,14 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         CTAS_PER_SM=max(warps_per_sm(tiles, zeros) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
-    numbers = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
+    scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
     grid = (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,)
-    return options, grid, (WARP * config.warps,), numbers
+    return options, grid, (WARP * config.warps,), scalars
 
 
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  codes: packed int32 (N, words); scale and zero: a value per group, rows contiguous."""
-    options, grid, threads, numbers = bound
-    _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *numbers)
+    """Launches the kernel.  `codes`: packed int32 (N, words).  `scale`, `zero`: a value per group, contiguous rows."""
+    options, grid, threads, scalars = bound
+    _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *scalars)

@@ -1,5 +1,6 @@
-"""The kernel `fused`, the rung after `naive`: one pass over all parts, with a running maximum of the log-sum-exps
-(Milakov and Gimelshein, 2018). mla_decode/split_kv ends with the same launch."""
+"""The kernel `fused` improves on `naive`: it makes one pass over all parts, with a running maximum of the log-sum-exps
+(Milakov and Gimelshein, 2018).  mla_decode/split_kv ends with the same launch.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +45,14 @@ def fused_kernel(
     l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for first in range(0, parts, AT_ONCE):
-        part = first + tl.arange(0, AT_ONCE)
-        place = part.to(tl.int64)
-        has_part = real[:, None] & (part < parts)[None, :]
-        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
+        part_index = first + tl.arange(0, AT_ONCE)
+        long_index = part_index.to(tl.int64)
+        has_part = real[:, None] & (part_index < parts)[None, :]
+        lse = tl.load(lses[:, None] + long_index[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
         lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
         seen = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
-        places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
+        places = outs[:, None, :] + (long_index * outs_stride_p)[None, :, None]
         value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
@@ -60,15 +61,15 @@ def fused_kernel(
         l_i = l_i * rescale + tl.sum(weight, 1)
         acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
         m_i = m_new
-    some = tl.where(l_i == 0.0, 1.0, l_i)
-    result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
+    divisor = tl.where(l_i == 0.0, 1.0, l_i)
+    result = (acc * (1 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
-    lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(some) * TO_LN)
+    lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(divisor) * TO_LN)
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Returns the number of programs, the sizes and strides, and the constants for parts (P, T, H, D) and (P, T, H)."""
+    """Returns the program count, the sizes and strides, and the constants.  outs: (P, T, H, D); lses: (P, T, H)."""
     parts, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
@@ -87,13 +88,13 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the read of every part once, and the write of the result."""
+    """Counts the bytes of one read of every part, and of the write of the result."""
     outs, lses = inputs.outs, inputs.lses
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
 def without_values(of: Arguments) -> None:
-    """Writes the log-sum-exps if heads have size 0, and so no values."""
+    """Writes only the log-sum-exps, for heads of size 0, which have no values."""
     of.lse.copy_(torch.logsumexp(of.lses.masked_fill(of.lses == math.inf, -math.inf), dim=0))
 
 
@@ -106,6 +107,6 @@ def without_values(of: Arguments) -> None:
     shows={"": ('calls("naive").total >= 8 and launched == 1; loop.LDG_E_128 == 4 and loop.global_store == 0')},
 )
 def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: Any) -> None:
-    """Merges the parts in one pass, four parts at once."""
-    programs, numbers, constants = bound
-    fused_kernel[(programs,)](outs, lses, out, lse, *numbers, **constants)
+    """Merges the attention results of all parts in one pass, four parts at once."""
+    programs, scalars, constants = bound
+    fused_kernel[(programs,)](outs, lses, out, lse, *scalars, **constants)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: a softmax over the parts' log-sum-exps, and the weighted sum of their outputs, step by step."""
+"""The kernel `naive` computes a softmax over the parts' log-sum-exps, then the weighted sum of their outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Computes a softmax over log-sum-exps, and the weighted sum."""
+    """Computes a softmax over the parts' log-sum-exps, and the weighted sum of their outputs."""
     lses = lses.masked_fill(lses == math.inf, -math.inf)  # as some libraries write of a part that saw no key
     total = torch.logsumexp(lses, dim=0)
     # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.

@@ -1,4 +1,4 @@
-"""Peer: FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
+"""Calls FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if installed.
 
 `BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here both are views.  `plan` reads the
 lengths and the table once per step for all layers.  The bench does not time `plan`: see `_flashinfer`.  A log-sum-exp
@@ -24,7 +24,7 @@ LATENT, ROTARY = 512, 64
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes the plan of a step for all layers; waits for the device.  q and kv_cache may be on `meta`."""
+    """Makes FlashInfer's plan of a step for all layers.  Waits for the device.  q and kv_cache may be on `meta`."""
     q, kv_cache, device = inputs.q, inputs.kv_cache, inputs.block_table.device
     B, H, _ = q.shape
     pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
@@ -71,8 +71,8 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> Returned:
-    """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  A call without a plan makes a plan, and
-    waits for the device to read the lengths and the table."""
+    """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  Without `plan` the call makes a plan: the
+    host reads the lengths and the table, and so waits for the device."""
     if plan is None:
         pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
         plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **pages), adapter.kept_wrapper)

@@ -1,7 +1,7 @@
 """The kernel `library` gathers the pages, then calls torch's scaled_dot_product_attention.  torch's functions with a
 block table take at most 256 dimensions per head.
 
-All heads share a key, so the heads are passed as queries: (B, 1, H, D) with (B, 1, S, D).
+All heads share a key, so the heads are passed as queries: `[B, 1, H, D]`, with keys `[B, 1, S, D]`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rooflab.kernels.launcher import kernel
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
 ) -> Tensor:
-    """Gathers and masks the whole table, without reading the lengths; torch allocates the result."""
+    """Gathers all pages of the table and masks them, without reading the lengths.  torch allocates the result."""
     B, _, D = q.shape
     slots = block_table.shape[1] * kv_cache.shape[1]
-    unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
+    hidden_slots = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
     pages = block_table.clamp(0, len(kv_cache) - 1).reshape(-1)
-    latents = kv_cache.index_select(0, pages).view(B, slots, D).masked_fill_(unseen[..., None], 0)[:, None]
+    latents = kv_cache.index_select(0, pages).view(B, slots, D).masked_fill_(hidden_slots[..., None], 0)[:, None]
     result = F.scaled_dot_product_attention(
-        q[:, None], latents, latents[..., :latent_dim], attn_mask=~unseen[:, None, None], scale=softmax_scale
+        q[:, None], latents, latents[..., :latent_dim], attn_mask=~hidden_slots[:, None, None], scale=softmax_scale
     )
     return result[:, 0].masked_fill((seq_lens == 0)[:, None, None], 0)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: gathers the latents of each sequence in turn, then computes scores, softmax and product."""
+"""The kernel `naive` gathers the latents of one sequence after another, then computes scores, softmax and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def naive(
     softmax_scale: float,
     return_lse: bool,
 ) -> None:
-    """Computes one sequence after another; waits for the device to read the lengths."""
+    """Computes one sequence after another.  The host reads the lengths, and so waits for the device."""
     block_size = kv_cache.shape[1]
     for b, length in enumerate(seq_lens.tolist()):
         token = torch.arange(length, device=q.device)

@@ -1,9 +1,9 @@
-"""`split_kv`, the rung after `naive`: heads are rows of tensor-core tiles; a latent is loaded once, as key and value.
+"""The kernel `split_kv` improves on `naive`: it loads a latent once, as key and value.  Heads are the rows of a tile.
 
-A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), and the parts are merged by their
+A sequence's keys are split over programs (flash-decoding: Dao et al., 2023).  The partial results are merged by their
 log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a
-tile of latents for BLOCK_H heads: with 128 heads and tiles of 64 the cache is read twice, the second time from L2.  An
-fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
+tile of latents for BLOCK_H heads.  With 128 heads and tiles of 64 heads, the cache is read twice, the second time from
+L2.  An fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ part of 64 heads moves the bytes of 230 keys."""
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: heads and keys per tile, warps, pipeline stages."""
+    """Holds the launch options of the kernel: heads and keys per tile, warps, and pipeline stages."""
 
     block_h: int
     block_n: int
@@ -48,7 +48,7 @@ class Config(LaunchConfig):
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns registers: accumulator and scores; shared memory: queries and staged latents."""
+    """Returns the registers (accumulator and scores) and the shared memory (queries and staged latents)."""
     latent, rotary = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
     threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
@@ -84,14 +84,14 @@ def split_kv_kernel(
 ):  # fmt: skip
     # A sequence's splits and its tiles of heads are neighbours, so that L2 has what both read.
     head_tiles = tl.cdiv(H, BLOCK_H)
-    place = tl.program_id(0)
-    tile = place % head_tiles
-    split = place // head_tiles % splits
-    b = (place // head_tiles // splits).to(tl.int64)
+    program = tl.program_id(0)
+    tile = program % head_tiles
+    split = program // head_tiles % splits
+    b = (program // head_tiles // splits).to(tl.int64)
     length = tl.load(lens_ptr + b)
     share = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    begin = split * share
-    end = tl.minimum(begin + share, length)
+    first_key = split * share
+    end = tl.minimum(first_key + share, length)
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
@@ -105,23 +105,23 @@ def split_kv_kernel(
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
-    page = pages_of(row, begin, end, BLOCK_SIZE, BLOCK_N)
-    for start in range(begin, end, BLOCK_N):
+    page = pages_of(row, first_key, end, BLOCK_SIZE, BLOCK_N)
+    for start in range(first_key, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
-        seen = keys < end
+        key_mask = keys < end
         block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
         page = pages_of(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
-            slots[:, None] + columns[None, :], mask=seen[:, None] & (columns < LATENT)[None, :], other=0.0
+            slots[:, None] + columns[None, :], mask=key_mask[:, None] & (columns < LATENT)[None, :], other=0.0
         )
         k_rotary = tl.load(
-            slots[:, None] + LATENT + rotary[None, :], mask=seen[:, None] & (rotary < ROTARY)[None, :], other=0.0
+            slots[:, None] + LATENT + rotary[None, :], mask=key_mask[:, None] & (rotary < ROTARY)[None, :], other=0.0
         )
         scores = tl.dot(q_rotary, k_rotary.T)
         scores = tl.dot(q, latents.T, scores) * scale_log2
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        scores = tl.where(key_mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         weights = tl.exp2(scores - m_new[:, None])
         rescale = tl.exp2(m_i - m_new)
@@ -129,20 +129,20 @@ def split_kv_kernel(
         acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale[:, None])
         m_i = m_new
 
-    some = tl.where(l_i == 0.0, 1.0, l_i)
+    divisor = tl.where(l_i == 0.0, 1.0, l_i)
     out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
-    result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
+    result = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
     if LSE:
-        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
         lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits for which the waves of CTAs take least time.  Time is counted in keys; a part costs
-    `LEAST_KEYS`.  A split of the longest sequence that fits the table has at least `LEAST_KEYS` keys."""
+    """Returns the number of splits with the least time for all waves of CTAs, counted in keys.  The partial result of a
+    split costs `LEAST_KEYS`.  A split of the longest possible sequence has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -151,31 +151,31 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
 
 
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
-    """Returns the number of splits of a call, from sizes alone."""
+    """Returns the number of splits of a call, from tensor sizes alone."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts q, lengths, table, result, and each latent once, because L2 keeps latents for the other heads."""
+    """Counts the bytes of q, lengths, table, result, and of each latent once: L2 keeps latents for the other heads."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
-    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * entries + nbytes(q, seq_lens)
-    return Traffic(read, B * H * (inputs.latent_dim * q.element_size() + 4 * inputs.return_lse))
+    read_bytes = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * entries + nbytes(q, seq_lens)
+    return Traffic(read_bytes, B * H * (inputs.latent_dim * q.element_size() + 4 * inputs.return_lse))
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `latents_once`, and the write and read of the parts."""
-    once, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
+    """Counts the bytes of `latents_once`, and a write and a read of the partial results of the splits."""
+    base, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
     if splits == 1:
-        return once
+        return base
     parts = splits * math.prod(inputs.q.shape[:2]) * (4 * inputs.latent_dim + 4)
-    return Traffic(once.read_bytes + parts, once.write_bytes + parts, launches=2)
+    return Traffic(base.read_bytes + parts, base.write_bytes + parts, launches=2)
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
-    """Returns the number of programs of a split, the scale, strides and constants, but no arguments of the parts."""
+    """Returns the program count per split, the scale, strides and constants, but no arguments of partial results."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
         "LATENT": latent_dim,
@@ -245,5 +245,5 @@ def split_kv(
     )
     if splits > 1 and part_lse is not None:
         lse = torch.empty_like(part_lse[0]) if lse is None else lse
-        programs, numbers, constants = merge.launch(parts, part_lse, out, lse)
-        merge.fused_kernel[(programs,)](parts, part_lse, out, lse, *numbers, **constants)
+        programs, scalars, constants = merge.launch(parts, part_lse, out, lse)
+        merge.fused_kernel[(programs,)](parts, part_lse, out, lse, *scalars, **constants)

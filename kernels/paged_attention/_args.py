@@ -1,4 +1,4 @@
-"""Helpers of paged_attention's launchers: the bytes that kernels move, and checks that some kernels need."""
+"""Computes the bytes that kernels of paged_attention move, and makes the checks that some of them need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts q, the output and the table entries once.  Keys and values that a sequence sees count once, because L2 or
-    a CPU's cache keeps them for all tiles of the sequence.  A shared page counts for each of its sequences."""
+    """Counts the bytes of q, the output and the table entries once.  Keys and values that a sequence sees count once:
+    L2 or a CPU's cache keeps them for all tiles of the sequence.  A shared page counts for each of its sequences."""
     q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
     lengths, bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window
@@ -24,13 +24,13 @@ def traffic(inputs: Arguments) -> Traffic:
     end = torch.where(counts > 0, lengths, 0)
     _, entries = used_slots(inputs.block_table, end, k_cache.shape[0], k_cache.shape[1], first)
     keys = int((end - first).clamp(min=0).sum())
-    read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
-    read += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
-    return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
+    read_bytes = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
+    read_bytes += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
+    return Traffic(read_bytes, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 
 def pages_from(least: int) -> dict[str, str]:
-    """Returns the `holds` of a kernel that needs pages of a power of two, of at least `least` tokens."""
+    """Returns a condition for `holds`: a page has a power of two of tokens, and at least `least` tokens."""
     words = f"pages of a power of two of at least {least} tokens"
     return {f"block_size >= {least} and block_size & (block_size - 1) == 0": words}
 
@@ -38,6 +38,6 @@ def pages_from(least: int) -> dict[str, str]:
 def check_all_pages(
     q: Tensor, k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
 ) -> None:
-    """Checks all pages, for kernels that also read pages before a window; the op checks only visible pages."""
+    """Checks all page numbers, for kernels that also read pages before a window.  The op checks only visible pages."""
     if checks_bounds(block_table):
         pages.check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q)

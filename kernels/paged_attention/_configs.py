@@ -1,4 +1,4 @@
-"""The configs of paged_attention, a CTA's needs, and at the end a table of defaults for each rung."""
+"""Holds the configs of paged_attention's kernels, the resources of a CTA, and the tables of default configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class StepConfig(LaunchConfig):
-    """One way to launch the kernel: keys per step, warps, pipeline stages."""
+    """Holds the launch options of the kernel: keys per step, warps, and pipeline stages."""
 
     block_n: int
     num_warps: int
@@ -28,15 +28,15 @@ FMA_TILES = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8), 
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
     """Returns configs with pipelines of several depths, because a decode step needs bytes in flight.  A warp has at
-    most 32 keys per step, or 8 in fp32, where FMAs hold operands in registers: more keys spill up to 15 KB per thread
-    (read in the compiled kernels)."""
-    most = 8 if scheme.activation == torch.float32 else 32
-    return tuple(config for config in STEPS(case) if config.block_n <= most * config.num_warps)
+    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold operands in registers, and more keys spill up to 15 KB per
+    thread (read in the compiled kernels)."""
+    max_keys = 8 if scheme.activation == torch.float32 else 32
+    return tuple(config for config in STEPS(case) if config.block_n <= max_keys * config.num_warps)
 
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns registers for the group's accumulator and scores, and shared memory for queries and staged keys and
-    values, as Triton allocates them (read in the compiled kernels; tests/contracts/test_configs.py compares)."""
+    """Returns the registers for a group's accumulator and scores, and the shared memory for queries, keys and values.
+    Triton allocates these amounts (read in the compiled kernels; tests/contracts/test_configs.py compares)."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
@@ -51,13 +51,14 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def packed_rows(H: int, H_kv: int) -> int:
-    """Returns the rows of a program's product: the query heads of a group, but at least a matrix unit's 16."""
+    """Returns the number of rows of a program's matmul: the query heads of a group, but at least a tensor core's 16."""
     return max(16, int(next_power_of_2(H // H_kv)))
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns tiles of up to 16 rows per warp, with pipelines of several depths, and 8 warps from 64 rows on.  In fp32,
-    wide heads with 32 keys or more have 8 warps: 4 warps spill 0.5 to 1.2 KB per thread (in the compiled kernels)."""
+    """Returns tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps need at least 64 rows.  In
+    fp32, heads wider than 64 use 8 warps for 32 keys: 4 warps spill 0.5 to 1.2 KB per thread (in the compiled kernels).
+    """
     if scheme.activation == torch.float32:
         narrow = int(case["D"]) <= 64
         return tuple(c for c in FMA_TILES(case) if narrow or (c.block_n, c.num_warps) != (32, 4))
@@ -76,7 +77,7 @@ def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
-    """Returns the most tiles of T queries in B sequences: each sequence may have one tile that is not full."""
+    """Returns the largest number of tiles for T queries in B sequences: each sequence may end in part of a tile."""
     return T * group // block_m + B
 
 

@@ -1,4 +1,4 @@
-"""The inputs of `tma_pages`: the configs, the caches that the kernel refuses, and the tensor maps of caches."""
+"""Holds the host code of `tma_pages`: its configs, the check of the caches, and the tensor maps of caches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOST_UNITS = 2**31
 
 @dataclass(frozen=True)
 class PagesConfig(LaunchConfig):
-    """A config: the keys per block, and the slots of each ring."""
+    """Holds the number of keys per block, and the number of slots in each ring of shared memory."""
 
     block_n: int
     stages: int
 
 
 def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of a CTA with two consumers: queries and both rings."""
+    """Returns the resources of a CTA with two consumer warpgroups: queries, and the rings of keys and of values."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
     return attention.footprint(
@@ -49,7 +49,7 @@ TMA_PAGES = Tuning(
 
 
 def why_too_far(inputs: Arguments) -> str | None:
-    """Returns why a tensor map cannot count the pages and heads of a cache as one dimension, or None."""
+    """Returns why a tensor map cannot address the pages and heads of a cache as one dimension, or None if it can."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MOST_UNITS:
             expected = "strides of pages and heads with a larger common factor"
@@ -58,8 +58,8 @@ def why_too_far(inputs: Arguments) -> str | None:
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Describes pages and heads as one dimension of the tensor map: the stride and the size of the dimension, and the
-    distance in it between two pages and between two heads."""
+    """Returns how pages and heads form one dimension of the tensor map: its stride, its size, the distance between two
+    pages, and the distance between two heads."""
     num_blocks, _, H_kv, _ = cache.shape
     page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
     unit = math.gcd(page, head) or 8
@@ -68,12 +68,13 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns the maker of a cache's tensor map, and the distances of pages and of heads in the first dimension.
+    """Returns a function that makes a cache's tensor map, and the distances of pages and of heads in its first
+    dimension.
 
-    A box has `box` keys of a page and a head in wgmma's order: 8 rows of 64 columns, the same rows' next columns (if
-    `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads these are six
-    dimensions; a tensor map has five, so pages and heads share one.
-    """
+    A box (the data of one TMA copy) has `box` keys of a page and a head, in wgmma's order.  In this order, 8 rows of 64
+    columns come first, then the next columns of the same rows, then the next 8 rows.  Without `whole`, the next columns
+    are another box.  Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and
+    heads share one."""
     block_size, D = cache.shape[1], cache.shape[3]
     unit, units, page, head = _units(cache)
     row = cache.stride(1)

@@ -1,10 +1,11 @@
-"""`chunked`, the rung after `gqa_packed`: one launch for query chunks (bounded by `cu_seqlens_q`) and single queries.
+"""The kernel `chunked` improves on `gqa_packed`: one launch serves query chunks (from `cu_seqlens_q`) and single
+queries.
 
-A tile is BLOCK_M rows of one sequence and KV head.  A row is one query of one head of the group.  So a loaded key
-serves all heads, and even a chunk of few queries fills a tensor core's rows (gqa_packed packs only heads; prefill in
-chunks: Agrawal et al., "SARATHI", 2023).  The size of the grid is an upper bound from T, B and the tile.  A program
-finds its sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see
-the most keys, come first.
+A tile is BLOCK_M rows of one sequence and one KV head.  A row is one query of one head of the group.  So a loaded key
+serves all heads, and even a chunk of few queries fills a tensor core's rows.  gqa_packed packs only heads.  Prefill in
+chunks is from Agrawal et al., "SARATHI", 2023.  The size of the grid is an upper bound from T, B and the tile size.  A
+program finds its sequence in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The last tiles see
+the most keys, so they come first.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -28,20 +29,20 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _first_query(cu_ptr, b):
-    """Returns the first query of sequence b.  Without `cu_ptr` each sequence has one query."""
+    """Returns the index of the first query of sequence b.  Without `cu_ptr`, each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the last sequence whose first tile is at most `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
+    """Returns the sequence of `tile`, by bisection.  The tiles of sequence b begin at `first_row // BLOCK_M + b`."""
     low = 0
     high = B
     while high - low > 1:
         middle = (low + high) // 2
-        behind = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
-        high = tl.where(behind, middle, high)
-        low = tl.where(behind, low, middle)
+        starts_later = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
+        high = tl.where(starts_later, middle, high)
+        low = tl.where(starts_later, low, middle)
     return low
 
 
@@ -81,9 +82,9 @@ def chunked_kernel(
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
     ends = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        page = pages_of(table_ptr, ends[part], length, BLOCK_SIZE, BLOCK_N)
-        for start in range(ends[part], ends[part + 1], BLOCK_N):
+    for key_range in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        page = pages_of(table_ptr, ends[key_range], length, BLOCK_SIZE, BLOCK_N)
+        for start in range(ends[key_range], ends[key_range + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
             block = page.to(tl.int64)
@@ -91,15 +92,15 @@ def chunked_kernel(
             slot = (keys % BLOCK_SIZE).to(tl.int64)
             k_ptrs = k_ptr + (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
             v_ptrs = v_ptr + (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
-            there = keys < length
-            k = load_tile(k_ptrs, there[None, :], real[:, None], part != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
-            v = load_tile(v_ptrs, there[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
+            key_mask = keys < length
+            k = load_tile(k_ptrs, key_mask[None, :], real[:, None], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
+            v = load_tile(v_ptrs, key_mask[:, None], real[None, :], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
             scores = tl.dot(q, k, input_precision="ieee")
             if k_scale_ptr is not None:
                 scores *= tl.load(k_scale_ptr + kv_head)
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows // GROUP, length, queries, window, scale, factor, cap, CAUSAL, WINDOW,
-                CAP, NEGATED, part != 1, BLOCK_N,
+                CAP, NEGATED, key_range != 1, BLOCK_N,
             )  # fmt: skip
             acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
     if v_scale_ptr is not None:
@@ -113,10 +114,10 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """Returns the number of CTAs (one per possible tile and KV head), the sizes and strides, and the constants."""
     (T, H, _), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
-    numbers, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
+    scalars, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
     inputs = *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0)
     constants |= {"BLOCK_SIZE": block_size, "GROUP": H // H_kv}
-    return tiles * H_kv, (B, H_kv, tiles, *numbers, *inputs, *strides), constants
+    return tiles * H_kv, (B, H_kv, tiles, *scalars, *inputs, *strides), constants
 
 
 @kernel(
@@ -145,7 +146,7 @@ def chunked(
     bound: Any,
 ) -> None:  # fmt: skip
     """Computes attention with any block_size.  Each cache may be e4m3.  The host does not wait for the device."""
-    ctas, numbers, constants = bound
+    ctas, scalars, constants = bound
     chunked_kernel[(ctas,)](
         q,
         k_cache,
@@ -158,6 +159,6 @@ def chunked(
         v_scale,
         out,
         lse,
-        *numbers,
+        *scalars,
         **constants,
     )

@@ -1,7 +1,7 @@
-"""Peer: FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608): `flash_attn_with_kvcache`, if installed.
+"""Calls FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608) by `flash_attn_with_kvcache`, if installed.
 
-The peer is for decode only: chunks of prompts need the longest length on the host.  `fa3-fwd` does not support pages;
-the authors' package and `tokenspeed-fa3` support pages.
+This peer is for decode only, because chunks of prompts need the longest length on the host.  `fa3-fwd` does not support
+pages; the authors' package and `tokenspeed-fa3` support pages.
 """
 
 from __future__ import annotations

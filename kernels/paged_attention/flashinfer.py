@@ -1,8 +1,8 @@
-"""Peer: FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if it is installed.
+"""Calls FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if it is installed.
 
-Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`,
-both with the backend that FlashInfer chooses.  `plan` reads the lengths and the table once per step for all layers.
-The bench does not time `plan`: see `_flashinfer`.  A log-sum-exp takes one more launch.
+Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`.
+FlashInfer chooses the backend of both.  `plan` reads the lengths and the table once per step for all layers.  The bench
+does not time `plan`: see `_flashinfer`.  A log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ cores take only groups of 1, 2, 3, 4, 6 and 8."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes the plan of a step for all layers; waits for the device.  q and k_cache may be on `meta`."""
+    """Makes FlashInfer's plan of a step for all layers.  Waits for the device.  q and k_cache may be on `meta`."""
     q, cu_seqlens_q = inputs.q, inputs.cu_seqlens_q
     T, H, D = q.shape
     _, block_size, H_kv, _ = inputs.k_cache.shape
@@ -78,8 +78,8 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> Returned:
-    """Calls batch decode or batch prefill, which write contiguous rows.  A call without a plan makes a plan, and waits
-    for the device to read the lengths and the table."""
+    """Calls batch decode or batch prefill, which write contiguous rows.  Without `plan` the call makes a plan: the host
+    reads the lengths and the table, and so waits for the device."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         arguments = Arguments(

@@ -1,14 +1,14 @@
-"""Peer: torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
+"""Calls torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
 
-The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages, and `mask_mod`
-turns a position in the cache into a position in the sequence, as in the paper's section on paged attention.  A masked
-value is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the list has
-only pages of which the query sees all tokens.  torch steps gather, clean and attend a last page that is not full, and a
-page in which a window begins; the results are merged by their log-sum-exps.  The call makes mask, list and merge in one
-timed graph; an engine would make mask and list once per step for all layers.
+The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages.  `mask_mod` turns
+a position in the cache into a position in the sequence, as in the paper's section on paged attention.  A masked value
+is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the list has only
+pages of which the query sees all tokens.  Two pages may be partly visible: the last page, and a page in which a window
+begins.  torch calls gather, clean and attend them.  The results are merged by their log-sum-exps.  One timed graph
+makes mask, list and merge.  An engine would make mask and list once per step for all layers.
 
 The first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process
-decides whether fp32 products are TF32.
+decides whether fp32 products use TF32.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Without compilation, torch multiplies
-    every slot of the cache by a weight, so the result is right only if no slot holds NaN or inf."""
+    """Returns the output (B, H, D) in fp32 and the log-sum-exp (B, H), for `torch.compile`.  Without compilation, torch
+    multiplies every slot of the cache by a weight.  The result is then right only if no slot holds NaN or inf."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     group = q.shape[1] // k_cache.shape[2]
@@ -74,7 +74,7 @@ def attend(
 
 
 def _first(seq_lens: Tensor, window: int | None) -> Tensor:
-    """Returns the first key that each sequence's query sees, (B,)."""
+    """Returns the index of the first key that each sequence's query sees, (B,)."""
     return torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp(min=0)
 
 
@@ -83,26 +83,26 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
-    """Makes the mask of the pages of which the query of a sequence sees all tokens."""
+    """Makes the block mask.  It lists the pages of which a sequence's query sees all tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
     B, width = block_table.shape
-    begin = (_first(seq_lens, window) + block_size - 1) // block_size
-    whole = (seq_lens // block_size - begin).clamp(min=0)
-    place = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
-    listed = place < whole[:, None]
-    block_table = block_table.gather(1, (place + begin[:, None]).clamp(max=width - 1).long())
+    first_page = (_first(seq_lens, window) + block_size - 1) // block_size
+    page_count = (seq_lens // block_size - first_page).clamp(min=0)
+    index = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
+    valid = index < page_count[:, None]
+    block_table = block_table.gather(1, (index + first_page[:, None]).clamp(max=width - 1).long())
     # One more column, for table entries that are not full pages of the sequence.
-    places = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
-    places = places.scatter(1, torch.where(listed, block_table, num_blocks).long(), torch.where(listed, place, -1))
+    positions = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
+    positions = positions.scatter(1, torch.where(valid, block_table, num_blocks).long(), torch.where(valid, index, -1))
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return places[b, key // block_size] >= 0
+        return positions[b, key // block_size] >= 0
 
     return BlockMask.from_kv_blocks(
-        whole[:, None, None].int(),
-        torch.where(listed, block_table, 0)[:, None, None].contiguous(),
+        page_count[:, None, None].int(),
+        torch.where(valid, block_table, 0)[:, None, None].contiguous(),
         BLOCK_SIZE=(QUERY_BLOCK, block_size),
         mask_mod=seen,
         seq_lengths=(1, num_blocks * block_size),
@@ -121,21 +121,21 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over the keys from `first` to `end` in the page at `column` of the table, (B,) each.  Returns
-    (B, H, D) fp32, and the log-sum-exp (B, H)."""
+    """Computes attention over the keys from `first` to `end` in one page per sequence, at `column` of the table.  The
+    three tensors are (B,).  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
-    unseen = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
+    hidden = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
     entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
-    page = torch.where(unseen.all(1), 0, entry)
+    page = torch.where(hidden.all(1), 0, entry)
     keys, values = (
-        pages.index_select(0, page).masked_fill(unseen[..., None, None], 0).float() for pages in (k_cache, v_cache)
+        pages.index_select(0, page).masked_fill(hidden[..., None, None], 0).float() for pages in (k_cache, v_cache)
     )
     scores = (q.view(B, H_kv, H // H_kv, 1, D).float() * keys.transpose(1, 2)[:, :, None]).sum(-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(unseen[:, None, None], -math.inf)  # (B, H_kv, group, block_size)
+    scores = scores.masked_fill(hidden[:, None, None], -math.inf)  # (B, H_kv, group, block_size)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
     out = (weights[..., None] * values.transpose(1, 2)[:, :, None]).sum(3)
@@ -143,10 +143,10 @@ def _page(
 
 
 def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges the results of two parts of a row's keys.  A part that saw no key has the result 0 and -inf."""
+    """Merges the results of two parts of a row's keys.  A part without keys has output 0 and log-sum-exp -inf."""
     lse = torch.logaddexp(first_lse, second_lse)
     reached = lse.masked_fill(lse == -math.inf, 0.0)
-    shares = [torch.exp(part - reached)[..., None] for part in (first_lse, second_lse)]
+    shares = [torch.exp(part_lse - reached)[..., None] for part_lse in (first_lse, second_lse)]
     return first * shares[0] + second * shares[1], lse
 
 
@@ -154,12 +154,12 @@ COMPILED = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the visible keys and values once, and the write and read of each sequence's table of positions (4 bytes
-    per page). torch decides how to split keys, so partial results are not counted."""
+    """Counts the bytes of the visible keys and values once.  Adds a write and a read of each sequence's page positions
+    (4 bytes per page).  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
-    places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
-    return Traffic(keys.read_bytes + places, keys.write_bytes + places, launches=6)
+    table_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
+    return Traffic(keys.read_bytes + table_bytes, keys.write_bytes + table_bytes, launches=6)
 
 
 @kernel(
@@ -188,7 +188,7 @@ def flex(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Computes FlexAttention over a paged cache; its compiled code allocates the result.  Does not read the lengths."""
+    """Computes FlexAttention over a paged cache.  The compiled code allocates the result, and no length is read."""
     if q.device.type != "cuda":
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():

@@ -1,7 +1,8 @@
-"""`gqa_packed`, the rung after `naive`: decode attention with a block table (Kwon et al., "PagedAttention", SOSP 2023).
+"""The kernel `gqa_packed` improves on `naive`: it reads the block table itself (Kwon et al., "PagedAttention", SOSP
+2023).
 
-A program takes a sequence and a KV head.  The query heads of the group are the rows of one matrix product, because a
-decode query alone would use one of a tensor core's 16 rows.
+A program computes decode attention of one sequence and one KV head.  The query heads of the group are the rows of one
+matmul.  A decode query alone would use only one of a tensor core's 16 rows.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ def gqa_packed_kernel(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     for start in range(0, length, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
-        seen = keys < length
+        key_mask = keys < length
         # int64, because page * stride and slot * stride pass 2**31 in a cache of 4 GiB. No entry past the end is read.
-        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=key_mask, other=0).to(tl.int64)
         slot = (keys % BLOCK_SIZE).to(tl.int64)
         k_offsets = page * k_stride_block + slot * k_stride_slot + kv_head * k_stride_h
-        k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=seen[None, :], other=0.0)
+        k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=key_mask[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        scores = tl.where(key_mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         weights = tl.exp2(scores - m_new[:, None])
         rescale = tl.exp2(m_i - m_new)
         l_i = l_i * rescale + tl.sum(weights, 1)
         # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
-        v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
+        v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=key_mask[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         m_i = m_new
 
@@ -67,7 +68,7 @@ def gqa_packed_kernel(
 def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
     """Returns the grid (a program for each sequence and KV head), the sizes and strides, and the constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
-    numbers = (
+    scalars = (
         H // H_kv,
         get_scale(of.q, of.softmax_scale) * LOG2E,
         *of.q.stride()[:2],
@@ -77,7 +78,7 @@ def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, A
         *of.out.stride()[:2],
     )
     constants = {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv)}
-    return (B, H_kv), numbers, constants | of.config.launch_arguments
+    return (B, H_kv), scalars, constants | of.config.launch_arguments
 
 
 @kernel(
@@ -108,5 +109,5 @@ def gqa_packed(
     bound: Any,
 ) -> None:
     """Computes decode attention.  The query heads of a group share one read of the keys."""
-    grid, numbers, constants = bound
-    gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *numbers, **constants)
+    grid, scalars, constants = bound
+    gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *scalars, **constants)

@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """Gathers a sequence's tokens from the token `first` on, (1, length - first, H_kv, D)."""
+    """Gathers a sequence's tokens from token `first` on, as (1, length - first, H_kv, D)."""
     token = torch.arange(first, length, device=cache.device)
     return cache[table.long()[token // cache.shape[1]], token % cache.shape[1]][None]
 
@@ -35,7 +35,7 @@ def naive(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> None:
-    """Computes one sequence after another; waits for the device to read the lengths."""
+    """Computes one sequence after another.  The host reads the lengths, and so waits for the device."""
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):

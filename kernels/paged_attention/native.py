@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: reads the pages in place, for decode rows and chunks of prompts."""
+"""The kernel `native`, in C++ for the CPU, reads the pages in place, for decode rows and chunks of prompts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def native(
     """Computes decode rows and chunks of prompts in one call.  The call also checks lengths, bounds and pages."""
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
     pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
-    more = seq_lens.data_ptr(), block_table.data_ptr()
-    if built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *more, bound, get_scale(q, softmax_scale)):
+    table_pointers = seq_lens.data_ptr(), block_table.data_ptr()
+    if built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *table_pointers, bound, get_scale(q, softmax_scale)):
         # `check_pages` says what is wrong.
         check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)

@@ -1,9 +1,9 @@
-"""`split_kv`, the rung after `gqa_packed`: cuts the keys of all sequences into equal shares, one per CTA that fits.
+"""The kernel `split_kv` improves on `gqa_packed`: it splits the keys of all sequences equally over the CTAs of the GPU.
 
-gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs, and if
-lengths differ, the longest sequence decides the time.  Here the units of 16 keys of all sequences form one list, and a
-CTA's share begins and ends anywhere in the list (flash-decoding, Dao et al. 2023, splits each sequence; equal shares
-come from Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
+gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs.  If lengths
+differ, the longest sequence decides the time.  Here the keys of all sequences form one list of units of 16 keys.  A
+CTA's share begins and ends anywhere in this list.  (Flash-decoding, Dao et al. 2023, splits each sequence; equal shares
+come from Stream-K, Osama et al. 2023.)  The device computes the shares from seq_lens, so the host does not wait.
 
 The device code is `split_kv.cu`.  Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -46,7 +46,7 @@ OTHER_REGISTERS = 40
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """A config: how the keys are divided, and how many keys are in flight."""
+    """Describes how the keys are divided over CTAs, and how many keys are in flight."""
 
     warps: int
     """The number of warps per CTA.  Each warp has its own head, and the number divides the heads."""
@@ -58,18 +58,18 @@ class SplitConfig:
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
-    """Returns the query heads of a KV head that a warp takes, and the number of warps for a group."""
+    """Returns the number of query heads that a warp takes, and the number of warps for a group of query heads."""
     return min(group, MOST_ROWS), -(-group // MOST_ROWS)
 
 
 def virtual_heads(H: int, H_kv: int) -> int:
-    """Returns the number of virtual heads: each KV head has one for each 16 query heads of its group."""
+    """Returns the number of virtual heads.  A KV head has one virtual head for each 16 query heads of its group."""
     return H_kv * rows_of_tile(H // H_kv)[1]
 
 
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
-    """Returns the bytes per CTA: the keys and values of each warp's units, and the queries if they do not fit in
-    registers. 16 bytes between two keys avoid bank conflicts of ldmatrix."""
+    """Returns the shared bytes of a CTA: keys and values in the rings of its warps, and queries that do not fit in
+    registers.  A gap of 16 bytes between two keys avoids bank conflicts of ldmatrix."""
     size = D * scheme.weight.itemsize
     pitch = size + (0 if size // 16 % 2 else 16)
     queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
@@ -85,38 +85,39 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
 
 
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns registers for accumulators and queries, and shared memory for the warps' rings."""
+    """Returns the registers for accumulators and queries, and the shared memory for the rings of the warps."""
     D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
     group, sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
-    most = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
+    max_units = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
     return Footprint(
         threads=32 * config.warps,
         registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
         shared_bytes=ring_bytes(config, D, group, scheme),
-        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, most // config.least), 1),
+        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, max_units // config.least), 1),
     )
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether the number of warps divides the heads, `ctas_per_sm` CTAs fit on an SM, and a warp can load a
-    unit while it multiplies another unit."""
+    """Returns whether three conditions hold.  The number of warps divides the heads.  `ctas_per_sm` CTAs fit on an SM.
+    A warp can load a unit of 16 keys while it multiplies another unit."""
     needs = footprint(config, case.but(context=0), scheme)
-    held = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
-    whole = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
-    return whole and held and config.num_stages >= 2
+    fits = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
+    divides_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
+    return divides_heads and fits and config.num_stages >= 2
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Puts neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
+    """Puts neighbouring heads in a CTA, because their keys are neighbours in a page.  Then takes the deepest ring that
+    fits.
 
-    8 warps per SM (16 for short heads) hide one another's softmax; there are fewer if a ring would have under 3 units.
+    8 warps per SM (16 for short heads) hide each other's softmax.  There are fewer if a ring would have under 3 units.
     """
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
-        room = min(HOPPER.shared_bytes // (per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
+        max_bytes = min(HOPPER.shared_bytes // (per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
         rings = [SplitConfig(warps, stages, per_sm // warps, least=4) for stages in range(8, 0, -1)]
-        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= room), rings[-1])
+        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= max_bytes), rings[-1])
         if config.num_stages >= 3:
             break
     return config
@@ -126,40 +127,40 @@ SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the number of CTAs and the number of sets of heads.  As many CTAs as fit on the GPU are taken, or fewer
-    if shares would have less than `least` units for sequences that fill the table."""
+    """Returns the number of CTAs and the number of sets of heads.  The CTAs fill the GPU.  There are fewer CTAs if a
+    share would have less than `least` units, for sequences that fill the table."""
     sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     slots = block_table.shape[1] * k_cache.shape[1]
-    most = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
-    return max(min(sm_count(q.device) * config.ctas_per_sm, most // config.least), 1), sets
+    max_units = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
+    return max(min(sm_count(q.device) * config.ctas_per_sm, max_units // config.least), 1), sets
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Counts the parts of unfinished results: the number of shares in each cut segment, summed over segments."""
+    """Counts partial results: n for each segment (one sequence, one set of heads) that n > 1 shares cut."""
     units = [-(-length // UNIT) for length in lengths]
     total = sum(units) * sets
     shares = max(min(ctas, total // least), 1)
-    left = start = 0
+    part_count = start = 0
     for count in units:
         for _ in range(sets if count else 0):
             first, last = (((unit + 1) * shares - 1) // total for unit in (start, start + count - 1))
-            left += last - first + 1 if last > first else 0
+            part_count += last - first + 1 if last > first else 0
             start += count
-    return left
+    return part_count
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the visible keys and values once for each 16 query heads of a KV head, and a write and a read of each
-    part. The sums of groups do not count, because L2 holds these sums."""
+    """Counts the bytes of the visible keys and values once for each 16 query heads of a KV head.  Adds a write and a
+    read of each partial result.  Sums of several partial results do not count, because L2 holds them."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
     rows, row_tiles = rows_of_tile(H // H_kv)
     ctas, sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
     part_bytes = parts(lengths.tolist(), sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
-    again = int(lengths.sum()) * (row_tiles - 1) * 2 * H_kv * D * k_cache.element_size()
-    once = in_pages(inputs)
-    return Traffic(once.read_bytes + again + part_bytes, once.write_bytes + part_bytes, launches=1)
+    repeated_bytes = int(lengths.sum()) * (row_tiles - 1) * 2 * H_kv * D * k_cache.element_size()
+    base = in_pages(inputs)
+    return Traffic(base.read_bytes + repeated_bytes + part_bytes, base.write_bytes + part_bytes, launches=1)
 
 
 _counters: dict[tuple[int, bool, int], Tensor] = {}
@@ -172,11 +173,10 @@ def counters(count: int, parts: Tensor) -> Tensor:
     """Returns at least `count` zeros for the next launch on the current stream.  The launch leaves zeros there.
 
     Launches that may run at once must not share counters.  A stream's launches run one after another.  A graph may be
-    replayed on any stream, so a captured launch gets its counters by the address of its parts: torch's memory pools
-    never give one address to two launches that run at once.  Setting zeros in a capture would cost a launch at each
-    replay. So a captured launch takes zeros from a block that a launch outside a capture has made, until the block is
-    used up.  On a CPU each launch has new counters, because an emulated launch may be aborted.
-    """
+    replayed on any stream, so a captured launch gets its counters by the address of its partial results.  torch's
+    memory pools never give one address to two launches that run at once.  Setting zeros in a capture would cost a
+    launch at each replay.  So a captured launch takes zeros from a block that an earlier launch made outside a capture,
+    until the block is used up.  On a CPU each launch has new counters, because an emulated launch may be aborted."""
     device = parts.device
     if device.type != "cuda":
         return _zeros(count, device)
@@ -228,7 +228,7 @@ def split_kv(
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
-    """Computes equal shares of all keys in one launch.  After the first launch the host does not wait."""
+    """Computes decode attention in one launch, with equal shares of keys.  The host waits only at the first launch."""
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.

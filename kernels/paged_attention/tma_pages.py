@@ -1,10 +1,11 @@
-"""The kernel `tma_pages`, the rung after `chunked`, in Gluon: TMA copies pages, and a separate warp issues the copies.
+"""The kernel `tma_pages`, in Gluon, improves on `chunked`: TMA copies pages, and a separate warp issues the copies.
 
-In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the keys
-of one page and head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the
-next block's exponentials, as in flash_attention's ping_pong but without turns (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  A row is one query of one head of the group, as in chunked; CTAs are persistent.  A page may hold NaN past
-the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
+In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
+keys of one page and head, at least 8 tokens at a time.  Two warpgroups have 64 rows each.  They overlap the value
+product of one block with the exponentials of the next (Shah et al., "FlashAttention-3", arXiv 2407.08608).  Unlike in
+flash_attention's ping_pong, they do not take turns.  A row is one query of one head of the group, as in `chunked`.
+CTAs are persistent.  A page may hold NaN past the end of its sequence.  So the producer writes zeros there before
+consumers get the last block's values.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -48,9 +49,9 @@ def _bound(cu, b):
 
 @gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Finds the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row, length,
-    the blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that
-    see the most keys come first."""
+    """Returns the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row,
+    length, the bounds of the visible key blocks, and the first visible key.  Tiles that see the most keys come first.
+    """
     cu, lens, B, H_kv, tiles, window = work
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
@@ -58,9 +59,9 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     high = B
     while high - low > 1:
         middle = (low + high) // 2
-        behind = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
-        high = gl.where(behind, middle, high)
-        low = gl.where(behind, low, middle)
+        starts_later = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
+        high = gl.where(starts_later, middle, high)
+        low = gl.where(starts_later, low, middle)
     b = low
     first_query = _bound(cu, b)
     queries = _bound(cu, b + 1) - first_query
@@ -69,21 +70,21 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
     end = gl.maximum(length - queries + last_query + 1, 0)
     end = gl.where(row < queries * GROUP, end, 0)
-    begin = 0
+    first_key = 0
     if window is not None:
-        begin = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
+        first_key = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
     high = gl.cdiv(end, BLOCK_N)
-    return number % H_kv, b, first_query, queries, row, length, gl.minimum(begin // BLOCK_N, high), high, begin
+    return number % H_kv, b, first_query, queries, row, length, gl.minimum(first_key // BLOCK_N, high), high, first_key
 
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """The layout of a slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns of a box,
-    8 rows lie before the next 8 rows; if a copy takes 64 columns, all rows lie before the next 64 columns."""
+    """Returns the layout of a slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns,
+    8 rows lie before the next 8 rows.  If a copy takes 64 columns, all rows lie before the next 64 columns."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
-    across = [[0, column] for column in (64, 128) if column < columns]
+    column_bases = [[0, column] for column in (64, 128) if column < columns]
     down = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
-    return gl.SharedLinearLayout(atom + (across + down if copies == 1 else down + across), [], 1024)
+    return gl.SharedLinearLayout(atom + (column_bases + down if copies == 1 else down + column_bases), [], 1024)
 
 
 @gluon.jit
@@ -94,21 +95,22 @@ def _tile(ring, slot, COPIES: gl.constexpr):
 
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Returns the page numbers of the boxes of a block of keys, one in each lane.  The number is -1 past the end of the
-    sequence, and before all windows, where pages may have been freed."""
+    """Returns the page number of each box (the keys of one copy) of a key block, one per lane.  The number is -1 past
+    the end of the sequence, and before all windows, where pages may have been freed."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     key = start + lane * BOX
-    there = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
-    return gl.load(table + key // BLOCK_SIZE, mask=there, other=-1)
+    box_mask = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
+    return gl.load(table + key // BLOCK_SIZE, mask=box_mask, other=-1)
 
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values from the pages' row `row` on.  Page -1 gives zeros, as TMA does outside the map.
+    """Loads a block of keys or values from row `row` of the pages on.  Page -1 gives zeros, as TMA does outside the
+    map.
 
-    A page number passes from its lane to the copy as a sum over the warp: one instruction, which writes a uniform
-    register. `boxes` is BLOCK_N // BOX, an argument so that the compiler keeps the loop: 16 unrolled boxes spill.
-    """
+    A sum over the warp passes a page number from its lane to the copy.  This is one instruction, which writes a uniform
+    register.  `boxes` is BLOCK_N // BOX.  It is an argument so that the compiler keeps the loop: 16 unrolled boxes
+    spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -116,32 +118,32 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
     lane = gl.arange(0, 32, pages.type.layout)
     units = gl.where(pages < 0, -1, pages * page_units + first_unit)
-    for some in range(boxes // UNROLLED):
+    for group in range(boxes // UNROLLED):
         for nth in gl.static_range(UNROLLED):
-            part = some * UNROLLED + nth
-            unit = gl.sum(gl.where(lane == part, units, 0), 0)
+            box = group * UNROLLED + nth
+            unit = gl.sum(gl.where(lane == box, units, 0), 0)
             for copy in gl.static_range(COPIES):
-                view = views.index(copy * (BLOCK_N // BOX) + part)
+                view = views.index(copy * (BLOCK_N // BOX) + box)
                 async_load(x, [unit, row // 8, 0, 0, copy * 64], bar, view)
 
 
 @gluon.jit
 def _clear(slot, left, COPIES: gl.constexpr):
-    """Writes zeros over the values from `left` on, eight rows at a time, because a page may hold NaN there."""
+    """Writes zeros over the values from token `left` on, eight rows at a time, because a page may hold NaN there."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
     atoms = reinterpret(slot, slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
-    DOWN: gl.constexpr = D // 64 // COPIES  # atoms from 8 rows to the next 8
-    ACROSS: gl.constexpr = BLOCK_N // 8 if COPIES > 1 else 1  # and from 64 columns to the next 64
+    ROW_STEP: gl.constexpr = D // 64 // COPIES  # atoms from 8 rows to the next 8
+    COLUMN_STEP: gl.constexpr = BLOCK_N // 8 if COPIES > 1 else 1  # and from 64 columns to the next 64
     rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
-    part = left // 8
+    atom_row = left // 8
     for column in range(D // 64):
-        view = atoms.index(column * ACROSS + part * DOWN)
+        view = atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
         rows_before = view.load(layout)
         view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
-        for behind in range(part + 1, BLOCK_N // 8):
-            atoms.index(column * ACROSS + behind * DOWN).store(gl.zeros([8, 64], slot.dtype, layout))
+        for next_row in range(atom_row + 1, BLOCK_N // 8):
+            atoms.index(column * COLUMN_STEP + next_row * ROW_STEP).store(gl.zeros([8, 64], slot.dtype, layout))
     fence_async_shared()
 
 
@@ -149,8 +151,7 @@ def _clear(slot, left, COPIES: gl.constexpr):
 def _produce(
     loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
 ):
-    """Does the work of the producer warp: loads a block's keys, then the values of the block before it, in the order in
-    which the products need them."""
+    """Runs the producer warp.  It loads a block's keys, then the previous block's values, in the order of their use."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
     cu, lens, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
@@ -159,15 +160,15 @@ def _produce(
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase = 0, 1, 0, 1
     landed_phase = 0
-    for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, _, _, _, length, low, high, begin = _place(turn, work, GROUP, BLOCK_N)
+    for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
+        kv_head, b, _, _, _, length, low, high, first_key = _place(tile_round, work, GROUP, BLOCK_N)
         table_row = table + b.to(gl.int64) * table_stride
         start = (high - 1) * BLOCK_N
-        coming = _pages(table_row, start, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
-        before = gl.zeros_like(coming)
+        next_pages = _pages(table_row, start, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
+        pages_before = gl.zeros_like(next_pages)
         for step in range(high - low + 1):
-            pages = coming
-            coming = _pages(table_row, start - BLOCK_N, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
+            pages = next_pages
+            next_pages = _pages(table_row, start - BLOCK_N, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
             if step < high - low:
                 mbarrier.wait(k_empty.index(slot), phase)
                 _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, start % BLOCK_SIZE,
@@ -178,7 +179,7 @@ def _produce(
                 # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
                 cut = first + BLOCK_N > length
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
-                _load(v, v_full.index(gl.where(cut, STAGES, v_slot)), values.index(v_slot), before, v_page,
+                _load(v, v_full.index(gl.where(cut, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
                       kv_head * v_head, first % BLOCK_SIZE, boxes, BOX, COPIES)  # fmt: skip
                 if cut:
                     mbarrier.wait(v_full.index(STAGES), landed_phase)
@@ -186,7 +187,7 @@ def _produce(
                     _clear(values.index(v_slot), length - first, COPIES)
                     mbarrier.arrive(v_full.index(v_slot))
                 v_slot, v_phase = advance(v_slot, v_phase, values)
-            before = pages
+            pages_before = pages
             start -= BLOCK_N
 
 
@@ -195,8 +196,8 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes blocks `from_block` down to `to_block`.  A block's exponentials overlap the value product of the block
-    before.  A block's keys have arrived; each step except that of block `low` waits for the next keys."""
+    """Computes key blocks `from_block` down to `to_block`.  A block's exponentials overlap the value product of the
+    block before.  The first block's keys have arrived.  Each step waits for the next keys, except for block `low`."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -228,7 +229,7 @@ def _steps(
 def _consume(
     args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
-    """Does the work of a consumer warpgroup: 64 rows of each tile, from the last block of keys to the first."""
+    """Runs a consumer warpgroup: 64 rows of each tile, from the last block of keys to the first."""
     tensors, strides, scales, work, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
@@ -242,15 +243,15 @@ def _consume(
     loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     q_tile = queries_tile.index(HALF)
     slot, phase, v_slot, v_phase = 0, 0, 0, 0
-    for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, first_query, queries, row, length, low, high, _ = _place(turn, work, GROUP, BLOCK_N)
+    for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
+        kv_head, b, first_query, queries, row, length, low, high, _ = _place(tile_round, work, GROUP, BLOCK_N)
         row += HALF * ROWS
-        numbers = row + gl.arange(0, ROWS, gl.SliceLayout(1, loaded))
+        row_ids = row + gl.arange(0, ROWS, gl.SliceLayout(1, loaded))
         dims = gl.arange(0, D, gl.SliceLayout(0, loaded))
-        token = (first_query + numbers // GROUP).to(gl.int64)
-        head = (kv_head * GROUP + numbers % GROUP).to(gl.int64)
-        there = (numbers < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-        rows = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=there, other=0.0)
+        token = (first_query + row_ids // GROUP).to(gl.int64)
+        head = (kv_head * GROUP + row_ids % GROUP).to(gl.int64)
+        row_mask = (row_ids < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=row_mask, other=0.0)
         q_tile.store(-rows if NEGATED else rows)  # a negative scale: softmax takes a positive one
         fence_async_shared()  # wgmma reads what these threads stored
 
@@ -266,19 +267,19 @@ def _consume(
             scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
-            seen = (positions - (high - 1) * BLOCK_N)[:, None]
-            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, seen, None, window, True)
+            last_key = (positions - (high - 1) * BLOCK_N)[:, None]
+            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
             slot, phase = advance(slot, phase, keys)
             mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
             first = length - queries + row // GROUP
             final = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
-            crossed, whole, _ = attention.block_kinds(first, final, low, high, window, BLOCK_N)
-            ends = (high - 1, high - 1 - crossed, high - 1 - crossed - whole, low)
+            crossed, unmasked_blocks, _ = attention.block_kinds(first, final, low, high, window, BLOCK_N)
+            edges = (high - 1, high - 1 - crossed, high - 1 - crossed - unmasked_blocks, low)
             state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
             for kind in gl.static_range(3):
                 if kind < 2 or window is not None:
                     state = _steps(
-                        q_tile, memory, state, ends[kind], ends[kind + 1], low, positions, scales, window, kind != 1,
+                        q_tile, memory, state, edges[kind], edges[kind + 1], low, positions, scales, window, kind != 1,
                         COPIES,
                     )  # fmt: skip
             weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
@@ -290,20 +291,20 @@ def _consume(
             mbarrier.arrive(v_empty.index(v_slot))
             v_slot, v_phase = advance(v_slot, v_phase, values)
 
-        own_head = kv_head * GROUP + mine % GROUP
-        sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) if sinks is not None else None
+        row_head = kv_head * GROUP + mine % GROUP
+        sink = gl.load(sinks + row_head, mask=mine < queries * GROUP, other=0.0) if sinks is not None else None
         share, natural = attention.finished(m_i, l_i, sink)
         if lse is not None:
-            own_token = (first_query + mine // GROUP).to(gl.int64)
+            row_token = (first_query + mine // GROUP).to(gl.int64)
             gl.store(
-                lse + own_token * lse_stride_t + own_head.to(gl.int64) * lse_stride_h,
+                lse + row_token * lse_stride_t + row_head.to(gl.int64) * lse_stride_h,
                 natural,
                 mask=mine < queries * GROUP,
             )
         result = attention.rescaled(accumulator, share)
         q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
         result = q_tile.load(loaded)
-        gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
+        gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=row_mask)
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -340,15 +341,15 @@ def pages_kernel(
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  There are as many CTAs
-    as SMs, or as possible tiles if tiles are fewer."""
+    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  The grid has one CTA
+    per SM, or one per possible tile if there are fewer tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
     window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
     box, whole = min(block_size, of.config.block_n), D % 64 == 0
     (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
-    numbers = (
+    scalars = (
         B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
         *attention.exponents(of),
         *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
@@ -364,7 +365,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
         "num_warps": 4,
         **of.config.launch_arguments,
     }
-    return min(tiles * H_kv, sm_count(of.q.device)), keys, values, numbers, flags
+    return min(tiles * H_kv, sm_count(of.q.device)), keys, values, scalars, flags
 
 
 @kernel(
@@ -388,8 +389,8 @@ def tma_pages(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Runs a producer warp that copies pages and two warpgroups that multiply 64 rows.  The host never waits."""
-    ctas, k_map, v_map, numbers, flags = bound
+    """Computes attention by a producer warp that copies pages and two warpgroups of 64 rows.  The host never waits."""
+    ctas, k_map, v_map, scalars, flags = bound
     pages_kernel[(ctas,)](
-        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *numbers, **flags
+        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *scalars, **flags
     )

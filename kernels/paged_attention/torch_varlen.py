@@ -1,14 +1,15 @@
-"""Peer: `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
+"""Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
 With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step passes no window,
 because its one query sees all keys and needs no mask.  FlashAttention-2 then packs a group's query heads into the rows
 of a tile, and chooses how to split keys.  In other cases, also without grouped heads, split keys leave rows after the
-first sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550), so `num_splits` is 1, and with few
-sequences most SMs are idle.  The caller may activate FlashAttention-3 (arXiv 2407.08608) by
-`torch.nn.attention.activate_flash_attention_impl("FA3")`: it takes pages of any size, and always chooses the splits.
+first sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So `num_splits` is 1 there, and with
+few sequences most SMs are idle.  The caller may activate FlashAttention-3 (arXiv 2407.08608) by
+`torch.nn.attention.activate_flash_attention_impl("FA3")`.  FlashAttention-3 takes pages of any size, and always chooses
+the splits.
 
 The call makes the query offsets of a decode step and FlashAttention-2's key offsets.  The measured time includes these
-small launches; an engine would pay them once per step for all layers.
+small launches.  An engine would pay for them once per step for all layers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PAGE_MULTIPLE = 256
 """A page of FlashAttention-2 has a multiple of this number of tokens."""
 ANY_PAGE = "FA3"
 """torch's name for FlashAttention-3, which takes pages of any size."""
-NEEDED = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
+NEEDED_ARGUMENTS = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
 
 
 def _active() -> str | None:
@@ -42,14 +43,14 @@ def _active() -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the visible keys and values once, and the log-sum-exp, which torch always writes."""
+    """Counts the bytes of the visible keys and values once, and of the log-sum-exp, which torch always writes."""
     return in_pages(inputs.but(return_lse=True))
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Returns why torch's function cannot take these inputs, or None."""
     block_size = inputs.k_cache.shape[1]
-    reason = why_lacking(*NEEDED)
+    reason = why_lacking(*NEEDED_ARGUMENTS)
     if reason or _active() == ANY_PAGE:
         return reason
     if _active() is not None:
@@ -82,8 +83,8 @@ def torch_varlen(
     window: int | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `varlen_attn` with a block table, which allocates the result.  It does not read the lengths: it passes the
-    largest lengths that q and the table can hold."""
+    """Calls `varlen_attn`, which allocates the result.  Does not read the lengths, but passes the largest possible
+    lengths."""
     # Asked at each call, because the activated kernel may have changed.
     if reason := why_not_taken(Arguments(k_cache=k_cache)):
         raise ValueError(reason)
@@ -96,7 +97,7 @@ def torch_varlen(
         queries, longest = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
     any_page = _active() == ANY_PAGE
     unmasked = cu_seqlens_q is None and window is None
-    split = any_page or (unmasked and q.shape[1] > k_cache.shape[2])
+    may_split = any_page or (unmasked and q.shape[1] > k_cache.shape[2])
     # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.
     keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
@@ -112,5 +113,5 @@ def torch_varlen(
         window_size=CAUSAL if window is None and not unmasked else window_sizes(window),
         seqused_k=seq_lens,
         block_table=block_table,
-        num_splits=None if split else 1,
+        num_splits=None if may_split else 1,
     )

@@ -1,8 +1,9 @@
-"""`cluster`, the rung after `fused`: registers of up to eight CTAs hold a row (up to 262,144 values).
+"""The kernel `cluster` improves on `fused`: registers of up to eight CTAs hold a row (up to 262,144 values).
 
-The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  Short rows share
-a CTA.  A row that is too long for one CTA is split over a cluster, which adds its sums in distributed shared memory,
-without a second launch.  For many rows the grid is persistent.  The same pass may quantise the output.
+The device code is `lib/rows.cu`.  A thread loads several vectors of 16 bytes before it uses the first vector.  Short
+rows share a CTA.  A row that is too long for one CTA is split over a cluster.  The CTAs of a cluster add their sums in
+distributed shared memory, without a second launch.  For many rows the grid is persistent.  The same pass may quantise
+the output.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def cluster(
     quantize: str | None,
     config: Config,
 ) -> None:
-    """Computes x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
+    """Computes `x / rms(x) * (weight + weight_offset)` in fp32, rounded once; `round_first` rounds `x / rms(x)` too."""
     launch(
         "rmsnorm",
         x,

@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's rms_norm, and with `round_first` or an offset a few more calls, as users write."""
+"""The kernel `library` calls torch's rms_norm, and for `round_first` or an offset a few more calls, as users do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 def call(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0, round_first: bool = False
 ) -> torch.Tensor:
-    """Computes the norm of x (T, H), with as few calls of torch as the options allow."""
+    """Computes the norm of x (T, H).  Makes the smallest number of torch calls that the options allow."""
     if not weight_offset and not round_first:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     if round_first and not weight_offset:
@@ -23,5 +23,5 @@ def call(
 
 @kernel(backend="torch")
 def library(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
-    """Computes x / rms(x) * (weight + weight_offset) by `torch.nn.functional.rms_norm`, which takes no `out`."""
+    """Computes `x / rms(x) * (weight + weight_offset)` by `torch.nn.functional.rms_norm`, which takes no `out`."""
     return call(x, weight, eps, weight_offset, round_first)

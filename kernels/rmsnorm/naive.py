@@ -33,5 +33,5 @@ def naive(
     round_first: bool,
     quantize: str | None,
 ) -> None:
-    """Computes x / rms(x) * (weight + weight_offset), step by step."""
+    """Computes `x / rms(x) * (weight + weight_offset)`, step by step."""
     write_rows(norm(x, weight, eps, weight_offset, round_first), out, scale)

@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU: one call; torch's several calls cost more than a decode step's work."""
+"""The kernel `native`, in C++ for the CPU, makes one call.  Several torch calls cost more than a decode step's work."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def shape(of: Arguments) -> Any:
 def native(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, bound: Any
 ) -> None:
-    """Computes x / rms(x) * (weight + weight_offset) in fp32, rounded once."""
+    """Computes `x / rms(x) * (weight + weight_offset)` in fp32, rounded once."""
     pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

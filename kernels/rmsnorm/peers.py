@@ -1,4 +1,4 @@
-"""Peers of rmsnorm: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
+"""Registers torch.compile, Liger and QuACK as peers, for comparison (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compiled(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, rou
 
 @peer(limits=LIGER, contiguous=("x",))
 def liger(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
-    """Calls Liger, whose casting mode `llama` rounds before the product with the weight; `gemma` does not."""
+    """Calls Liger's kernel.  Casting mode `llama` rounds before the multiplication by the weight; `gemma` does not."""
     return _liger(x, weight, eps, weight_offset, "llama" if round_first else "gemma", None)[0]
 
 

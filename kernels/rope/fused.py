@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one launch rotates q and k; each value is read and written once."""
+"""The kernel `fused` improves on `naive`: one launch rotates q and k, and reads and writes each value once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _rotate(
     BLOCK_HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    pairs = tl.arange(0, BLOCK_HALF)
-    mask = (heads < num_heads)[:, None] & (pairs < HALF)[None, :]
+    pair_ids = tl.arange(0, BLOCK_HALF)
+    mask = (heads < num_heads)[:, None] & (pair_ids < HALF)[None, :]
     if INTERLEAVED:
-        first = 2 * pairs[None, :]
+        first = 2 * pair_ids[None, :]
         gap = 1
     else:
-        first = pairs[None, :]
+        first = pair_ids[None, :]
         gap = HALF
     x_ptrs = x_ptr + heads.to(tl.int64)[:, None] * stride_x + first
     out_ptrs = out_ptr + heads.to(tl.int64)[:, None] * stride_out + first
@@ -58,11 +58,11 @@ def _rope(
     # token is int64, because token * stride passes 2**31 from T * H * D = 2**31 on.
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
-    pairs = tl.arange(0, BLOCK_HALF)
+    pair_ids = tl.arange(0, BLOCK_HALF)
     # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
-    valid = pairs < tl.where((position >= 0) & (position < max_position), HALF, 0)
-    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=valid, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=valid, other=0.0)[None, :]
+    valid = pair_ids < tl.where((position >= 0) & (position < max_position), HALF, 0)
+    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=valid, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=valid, other=0.0)[None, :]
     q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
     block = tl.program_id(1)
     lanes = tl.arange(0, BLOCK_HEADS)
@@ -84,7 +84,7 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     block_half = next_power_of_2(D // 2)
     block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
     strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
-    numbers = (
+    scalars = (
         H,
         H_kv,
         of.cos.shape[0],
@@ -96,7 +96,7 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     )
     blocks = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
     constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
-    return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
+    return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), scalars, constants
 
 
 @kernel(
@@ -125,5 +125,5 @@ def fused(
     bound: Any,
 ) -> None:
     """Rotates q and k in fp32, rounded once.  A position outside the tables gives zeros: a kernel cannot raise."""
-    grid, numbers, constants = bound
-    _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)
+    grid, scalars, constants = bound
+    _rope[grid](q, k, cos, sin, positions, q_out, k_out, *scalars, **constants)

@@ -1,6 +1,6 @@
-"""The kernel `joined`, the rung after `naive`: joins q and k along the heads, so each step is one torch call for both.
+"""The kernel `joined` improves on `naive`: it joins q and k along the heads, so each step is one call for both.
 
-The kernel is for the CPU, where calls take more time of a decode step than arithmetic.
+The kernel is for the CPU, where the torch calls of a decode step take more time than the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rooflab.kernels.launcher import kernel
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rotates in fp32, and returns two views of one tensor.  A position outside the tables raises torch's error."""
+    """Rotates q and k in fp32, as two views of one tensor.  A position outside the tables raises torch's error."""
     return turned(q, k, cos, sin, positions, interleaved)
 
 
@@ -40,7 +40,7 @@ def turned(
         x1, x2 = x[..., 0::2], x[..., 1::2]
     else:
         x1, x2 = x.chunk(2, dim=-1)
-    pair = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
-    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    halves = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
+    rotated = torch.stack(halves, dim=-1).flatten(-2) if interleaved else torch.cat(halves, dim=-1)
     rotated = rotated.to(q.dtype)
     return rotated[:, :H], rotated[:, H:]

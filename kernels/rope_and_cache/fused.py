@@ -1,5 +1,6 @@
-"""`fused`, the rung after `naive`, makes one launch.  A program norms and rotates some heads of q or of k for some
-tokens, and writes k and v to the tokens' slots."""
+"""The kernel `fused` makes one launch for all steps of `naive`.  A program norms and rotates some heads of q or of k,
+for some tokens.  The programs of k also write k and v to the tokens' slots.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +30,16 @@ def _load(
     BLOCK_TAIL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Loads heads in fp32: the first and the second values of their pairs, and the columns that are not rotated."""
-    pairs = tl.arange(0, BLOCK_HALF)
+    """Loads heads in fp32: the first and second values of the rotated pairs, and the columns without rotation."""
+    pair_ids = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
-        both = tl.load(x_ptr + rows + columns[None, :], mask=real & (columns < 2 * HALF)[None, :], other=0.0)
-        x1, x2 = tl.split(tl.reshape(both.to(tl.float32), [rows.shape[0], BLOCK_HALF, 2]))
+        values = tl.load(x_ptr + rows + columns[None, :], mask=real & (columns < 2 * HALF)[None, :], other=0.0)
+        x1, x2 = tl.split(tl.reshape(values.to(tl.float32), [rows.shape[0], BLOCK_HALF, 2]))
     else:
-        mask = real & (pairs < HALF)[None, :]
-        x1 = tl.load(x_ptr + rows + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
-        x2 = tl.load(x_ptr + rows + HALF + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
+        mask = real & (pair_ids < HALF)[None, :]
+        x1 = tl.load(x_ptr + rows + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
+        x2 = tl.load(x_ptr + rows + HALF + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
     tail = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
@@ -49,20 +50,20 @@ def _load(
 @triton.jit
 def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     kind: tl.constexpr = out_ptr.dtype.element_ty
-    pairs = tl.arange(0, BLOCK_HALF)
+    pair_ids = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
-        both = tl.reshape(tl.join(y1, y2), [y1.shape[0], 2 * BLOCK_HALF])
-        tl.store(out_ptr + rows + columns[None, :], both.to(kind), mask=real & (columns < 2 * HALF)[None, :])
+        values = tl.reshape(tl.join(y1, y2), [y1.shape[0], 2 * BLOCK_HALF])
+        tl.store(out_ptr + rows + columns[None, :], values.to(kind), mask=real & (columns < 2 * HALF)[None, :])
     else:
-        mask = real & (pairs < HALF)[None, :]
-        tl.store(out_ptr + rows + pairs[None, :], y1.to(kind), mask=mask)
-        tl.store(out_ptr + rows + HALF + pairs[None, :], y2.to(kind), mask=mask)
+        mask = real & (pair_ids < HALF)[None, :]
+        tl.store(out_ptr + rows + pair_ids[None, :], y1.to(kind), mask=mask)
+        tl.store(out_ptr + rows + HALF + pair_ids[None, :], y2.to(kind), mask=mask)
 
 
 @triton.jit
 def _scaled(x, scale, FP8: tl.constexpr):
-    """Returns x in fp32: with FP8, scaled and clamped for the rounding to e4m3, else unchanged."""
+    """Returns x in fp32.  With `FP8`, divides x by `scale` and clamps the result to the range of e4m3."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
         quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
@@ -72,10 +73,10 @@ def _scaled(x, scale, FP8: tl.constexpr):
 
 @triton.jit
 def _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    pairs = tl.arange(0, BLOCK)[None, :]
-    valid = (position >= 0) & (position < max_position) & (pairs < HALF)
-    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=valid, other=0.0)
-    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=valid, other=0.0)
+    pair_ids = tl.arange(0, BLOCK)[None, :]
+    valid = (position >= 0) & (position < max_position) & (pair_ids < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=valid, other=0.0)
+    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=valid, other=0.0)
     return cos, sin
 
 
@@ -85,7 +86,7 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates some heads; stores the heads of the mask `stored`.  Returns the rows of v, if given."""
+    """Norms and rotates some heads, and stores the heads in the mask `stored`.  Returns the rows of v, if given."""
     if norm_ptr is not None:
         first = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -113,8 +114,8 @@ def _turn(
     _store_pairs(out_ptr, out_rows, stored, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        rest = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_rows + columns, rest, mask=stored & (columns < D))
+        scaled_tail = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_rows + columns, scaled_tail, mask=stored & (columns < D))
     return v
 
 
@@ -172,13 +173,13 @@ def _rope_and_cache(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts q, k and v, even of tokens without a slot (all are read), and angles once per distinct position."""
+    """Counts the bytes of q, k and v, also of tokens without a slot (all are read), and of angles once per position."""
     q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
-    written = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
+    written_values = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
     vectors = nbytes(inputs.k_scale, inputs.v_scale, inputs.q_norm, inputs.k_norm)
-    read = nbytes(q, k, inputs.v, positions, slots) + vectors + tables
-    return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
+    read_bytes = nbytes(q, k, inputs.v, positions, slots) + vectors + tables
+    return Traffic(read_bytes, nbytes(q) + 2 * written_values * inputs.k_cache.element_size())
 
 
 def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
@@ -191,7 +192,7 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     q_tokens, k_tokens = rows // q_heads, rows // k_heads
     strides = (stride for x in (of.q, of.q_out, of.k, of.v) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
-    numbers = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
+    scalars = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
     constants = {
         "H": H,
         "H_KV": H_kv,
@@ -207,7 +208,7 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
         "FP8": of.k_scale is not None,
         "num_warps": NUM_WARPS,
     }
-    return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
+    return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), scalars, constants
 
 
 @kernel(
@@ -224,10 +225,10 @@ def fused(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes in fp32, rounded once.  A kernel cannot raise: it skips a slot outside the cache, and a position outside
-    the tables gives zeros."""
-    grid, numbers, constants = bound
+    """Computes in fp32, rounded once.  Skips a slot outside the cache.  A position outside the tables gives zeros,
+    because a kernel cannot raise."""
+    grid, scalars, constants = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,
-        *numbers, norm_eps, **constants, **pdl_arguments(),
+        *scalars, norm_eps, **constants, **pdl_arguments(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`joined`, the rung after `naive`, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
+"""The kernel `joined`, for a CPU without a C++ compiler, calls `rope/joined` and then `kv_cache_write/index_copy`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def joined(
     *,
     interleaved: bool,
 ) -> None:
-    """Rotates and writes; skips a negative slot.  A wrong position or a slot past the caches raises torch's error."""
+    """Rotates q and k, and writes k and v; skips a negative slot.  Wrong positions or slots raise torch's error."""
     turned_q, turned_k = rope.turned(q, k, cos, sin, positions, interleaved)
     q_out.copy_(turned_q)
     index_copy.write(turned_k, v, k_cache, v_cache, slot_mapping)

@@ -1,4 +1,4 @@
-"""The kernel `naive`: norm and rotation as in a model's source code, then an index assignment to each cache."""
+"""The kernel `naive` norms and rotates as a model's source code does, then makes an index assignment to each cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: each new token is normed, rotated and written in one pass."""
+"""The kernel `native`, in C++ for the CPU, norms, rotates and writes each new token in one pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 def shape(of: Arguments) -> Any:
     """Returns the sizes, strides and number of threads for a layout."""
-    (T, H, D), H_kv, (max_position, half) = of.q.shape, of.k.shape[1], of.cos.shape
+    (T, H, D), H_kv, (max_position, half_dim) = of.q.shape, of.k.shape[1], of.cos.shape
     strides = (stride for x in (of.q, of.k, of.v, of.q_out) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
-    ends = (of.cos.stride(0), of.sin.stride(0), of.interleaved, torch.get_num_threads())
-    return sizes(T, H, H_kv, D, half, max_position, slots, *strides, *ends)
+    options = (of.cos.stride(0), of.sin.stride(0), of.interleaved, torch.get_num_threads())
+    return sizes(T, H, H_kv, D, half_dim, max_position, slots, *strides, *options)
 
 
 @kernel(
@@ -38,13 +38,13 @@ def native(
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, q_norm: Tensor | None, k_norm: Tensor | None, norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Skips negative slots.  Raises `ValueError` on a position outside the tables or a slot past the caches."""
+    """Norms, rotates and writes; skips negative slots.  Raises `ValueError` on a wrong position or too large a slot."""
     tensors = (q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, q_norm, k_norm)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     bad = built(SOURCE, "ipppppppppppppf")(DTYPES[q.dtype], *pointers, bound, norm_eps)
     if bad:
-        name, values, most = (
+        name, values, max_value = (
             ("positions", positions, len(cos) - 1),
             ("slot_mapping", slot_mapping, k_cache.shape[0] * k_cache.shape[1] - 1),
         )[bad - 1]
-        raise ValueError(f"{name}: expected at most {most}, got {values.tolist()}")
+        raise ValueError(f"{name}: expected at most {max_value}, got {values.tolist()}")

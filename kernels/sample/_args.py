@@ -1,4 +1,4 @@
-"""Edits of logits, and log-probabilities, computed by calls of torch."""
+"""Edits logits (biases, penalties, mask) and computes log-probabilities, by calls of torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Edit = torch.Tensor | None
 
 
 def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-    """Raises `ValueError`, on the CPU, if a row's largest value in `best` (n,) is not finite; a row with a NaN has the
-    largest value NaN.  `rows` are the row numbers, by default 0 to n - 1."""
+    """Raises `ValueError`, on the CPU, if a row's largest value in `best` (n,) is not finite.  The largest value of a
+    row with a NaN is NaN.  `rows` are the row numbers, by default 0 to n - 1."""
     if best.device.type == "cpu" and not bool(best.isfinite().all()):
-        at = int((~best.isfinite()).int().argmax())
-        row = at if rows is None else rows[at]
-        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[at].item()}")
+        index = int((~best.isfinite()).int().argmax())
+        row = index if rows is None else rows[index]
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[index].item()}")
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """Returns logits (B, V) in fp32 after edits and mask, each operation rounded; without edits, returns `logits`."""
+    """Returns logits (B, V) in fp32 after edits and mask; each operation rounds.  Without edits: `logits` in fp32."""
     x = logits.float()
     if not edits.tensors:
         return x
@@ -33,8 +33,8 @@ def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
 
 
 def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
-    """Yields the rows (V,) of `edited`, one by one, because a row stays in a CPU's cache and a copy of all rows does
-    not.  A row without changes is not copied."""
+    """Yields the rows (V,) of `edited`, one by one.  One row stays in a CPU's cache, but a copy of all rows does not.
+    A row without changes is not copied."""
     rows, ids, values = _changes(logits, edits)
     counts = torch.bincount(rows, minlength=len(logits)).tolist()
     parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
@@ -44,18 +44,18 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
 
 
 def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the rows, ids and new fp32 values (N,) of the edited tokens."""
+    """Returns the rows, ids and new fp32 values of the N edited tokens, (N,) each."""
     offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
     if offsets is None or ids is None or counts is None or bias is None:
-        none = torch.empty(0, dtype=torch.int64, device=logits.device)
-        return none, none, none.float()
-    each = torch.arange(len(logits), device=logits.device)
-    rows = torch.repeat_interleave(each, offsets.diff(), output_size=len(ids))
+        no_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
+        return no_ids, no_ids, no_ids.float()
+    all_rows = torch.arange(len(logits), device=logits.device)
+    rows = torch.repeat_interleave(all_rows, offsets.diff(), output_size=len(ids))
     values = logits[rows, ids].float() + bias
     if edits.repetition_penalty is not None:
         penalty = edits.repetition_penalty[rows]
-        changed = torch.where(values > 0, values / penalty, values * penalty)
-        values = torch.where(counts >= 0, changed, values)
+        penalized = torch.where(values > 0, values / penalty, values * penalty)
+        values = torch.where(counts >= 0, penalized, values)
     less = torch.zeros_like(values)
     if edits.frequency_penalty is not None:
         less = edits.frequency_penalty[rows] * counts
@@ -65,7 +65,7 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
-    """Returns a mask (..., V) of the tokens that the words of `allowed` forbid."""
+    """Returns the mask (..., V) of forbidden tokens.  Each bit of the 32-bit words `allowed` stands for one token."""
     bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
     return (bits & 1 == 0).flatten(-2)[..., :V]
 
@@ -73,7 +73,7 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills `ids` and the log-probabilities `values`, (B, 1 + n), if given, for the drawn tokens, by a stable sort."""
+    """Fills `ids` and log-probabilities `values`, (B, 1 + n), if given: the drawn token, then n by a stable sort."""
     if ids is not None:
         likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]

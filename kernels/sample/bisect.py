@@ -1,8 +1,8 @@
-"""`bisect` has one program per row and no sort: bisection over a row's values finds the cut of top-k and top-p.
+"""The kernel `bisect` has one program per row and no sort: bisection finds the least logit that top-k and top-p keep.
 
 A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
 compares with 16 thresholds, which is four halvings.  So eight passes find the exact value at which a count or a mass
-crosses its limit.  A last pass takes ties at this value in index order, and runs the race.
+crosses its limit.  A last pass takes ties at this value in index order, and draws the token with the best score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SEARCH_BLOCK = 512
 
 @triton.jit
 def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
-    """Loads BLOCK fp32 logits, -inf past the end.  NaN becomes -inf, and +inf the largest float, so that the drawn
-    token is in the vocabulary."""
+    """Loads BLOCK logits as fp32, with -inf past the end.  NaN becomes -inf, and +inf becomes the largest float.  So
+    the drawn token is in the vocabulary."""
     tokens = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
@@ -44,19 +44,19 @@ def to_key(x):
 
 @triton.jit
 def from_key(key):
-    """Returns the float of a key."""
+    """Returns the float from which `to_key` made `key`."""
     return tl.where((key >> 31) == 1, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(x, best, temperature):
-    """Returns exp((x - best) / temperature); it subtracts first, so the error is relative to the difference."""
+    """Returns `exp((x - best) / temperature)`.  It subtracts first, so the error is relative to the difference."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key such that the tokens above it have less than `limit` (> 0), in number or in mass."""
+    """Returns the smallest key such that the tokens above it have less than `limit` (> 0): in number, or in mass."""
     digits = tl.arange(0, 16)
     prefix = tl.full((), 0, tl.uint32)
     for step in range(8):
@@ -77,14 +77,14 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
 
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
-    """Returns the number and the mass of the tokens above a key."""
+    """Returns the number and the total weight of the tokens with keys above `cut`."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         _, x = load_row(row_ptr, start, V, BLOCK)
-        above = to_key(x) > cut
-        count += above.to(tl.int32)
-        mass += tl.where(above, weigh(x, best, temperature), 0.0)
+        is_above = to_key(x) > cut
+        count += is_above.to(tl.int32)
+        mass += tl.where(is_above, weigh(x, best, temperature), 0.0)
     return tl.sum(count, 0), tl.sum(mass, 0)
 
 
@@ -127,18 +127,18 @@ def bisect_kernel(
         cut = tl.full((), 0, tl.uint32)
         ties_left = V
         above_mass = 0.0
-        allowed = float("inf")
+        mass_limit = float("inf")
         if (top_k > 0) & (top_k < V):
             cut = find_cut(row_ptr, top_k.to(tl.float32), best, temperature, V, False, SEARCH_BLOCK)
-            above, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
-            ties_left = top_k - above
+            above_count, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+            ties_left = top_k - above_count
         if top_p < 1.0:
             if (top_k > 0) & (top_k < V):
-                allowed = top_p * (above_mass + ties_left * weigh(from_key(cut), best, temperature))
+                mass_limit = top_p * (above_mass + ties_left * weigh(from_key(cut), best, temperature))
             else:
                 _, total = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
-                allowed = top_p * total
-            narrower = find_cut(row_ptr, allowed, best, temperature, V, True, SEARCH_BLOCK)
+                mass_limit = top_p * total
+            narrower = find_cut(row_ptr, mass_limit, best, temperature, V, True, SEARCH_BLOCK)
             if narrower > cut:
                 cut = narrower
                 ties_left = V
@@ -153,7 +153,7 @@ def bisect_kernel(
             weight = weigh(x, best, temperature)
             tie = (key == cut).to(tl.int32)
             rank = ties_before + tl.cumsum(tie, 0) - tie
-            kept_tie = (tie > 0) & (rank < ties_left) & (above_mass + rank * weight < allowed)
+            kept_tie = (tie > 0) & (rank < ties_left) & (above_mass + rank * weight < mass_limit)
             in_support = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
             ties_before += tl.sum(tie, 0)
             if tl.sum(in_support.to(tl.int32), 0) > 0:
@@ -196,10 +196,10 @@ def bisect(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws without a sort.  Edits and log-probabilities are torch calls before and after the launch."""
+    """Draws without a sort.  torch calls make the edits before the launch, and the log-probabilities after it."""
     B, V = logits.shape
-    changed = any(edit is not None for edit in edits.values())
-    rows = edited(logits, Edits(**edits)) if changed else logits  # the kernel itself takes 16 bits
+    has_edits = any(edit is not None for edit in edits.values())
+    rows = edited(logits, Edits(**edits)) if has_edits else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
         rows,
         temperature,

@@ -1,9 +1,11 @@
-"""`cluster`, the rung after `bisect`: a row lies in a cluster's shared memory, so HBM is read once, at any batch size.
+"""The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
+size.
 
-A search narrows the interval of a cut with seven thresholds per pass: by interpolation, and after four passes by
-halving keys, which always ends.  After two passes over the row each warp holds its tokens in the interval, and the next
-passes read only these tokens.  When few tokens are left, every CTA gets all of them and finds the exact cut.  A warp, a
-CTA and a cluster add sums in a fixed order, so two runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  It narrows an interval with seven thresholds per pass, by
+interpolation.  After four passes it halves the interval of keys instead, which always ends.  After two passes over the
+row, each warp holds its tokens in the interval, and the next passes read only these tokens.  When few tokens are left,
+every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in a fixed order, so two
+runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ THREADS = 512
 FEW_THREADS = 128
 """The number of threads for a part of at most `FEW_TOKENS` tokens, so that fewer sums are added."""
 FEW_TOKENS = 2048
-OWN_BYTES = 12 * 1024
+STATIC_BYTES = 12 * 1024
 """The bytes of static shared memory, for sums and for the tokens at the end of a search."""
 MAX_CLUSTER = 8
 AIMED_SHARE = 16 * 1024
@@ -40,13 +42,13 @@ one row while it searches another."""
 MAX_TOP_N = 32
 EDITS = tuple(each.name for each in fields(Edits))
 """The names of the edits, in the order of the kernel's arguments."""
-MOST_TOKENS = (HOPPER.shared_bytes_per_cta - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+MOST_TOKENS = (HOPPER.shared_bytes_per_cta - STATIC_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
 """The most tokens that the shared memory of a cluster holds."""
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """One way to launch the kernel: CTAs and threads."""
+    """Holds the number of CTAs of a row, and the number of threads of a CTA."""
 
     cluster: int
     """The number of CTAs that share a row."""
@@ -55,18 +57,18 @@ class ClusterConfig:
 
 
 def share_of(V: int, cluster: int) -> int:
-    """Returns the tokens of a CTA, rounded to whole vectors, calls of Philox and words of the mask."""
+    """Returns the number of tokens of a CTA: a multiple of 32, for whole vectors, Philox calls and mask words."""
     return int(cdiv(V, 32 * cluster)) * 32
 
 
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns shared memory for a row's part, and registers for seven thresholds, their sums and four vectors."""
-    shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
+    """Returns shared memory for a CTA's part of a row, and registers for seven thresholds, sums and four vectors."""
+    shared = 4 * share_of(int(case["V"]), config.cluster) + STATIC_BYTES
     return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Chooses the fewest CTAs that hold a row beside other rows, or more while SMs are idle and work is large."""
+    """Chooses the fewest CTAs per row for two CTAs on an SM, or more while SMs are idle and the row is long."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (
@@ -114,17 +116,17 @@ def cluster(
     config: ClusterConfig,
     **edits: Edit,
 ) -> None:
-    """Draws in one launch that reads each logit once, with log-probabilities of up to 32 tokens."""
+    """Draws in one launch, which reads each logit once.  Also computes log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     share = share_of(V, config.cluster)
     values = [edits[name] for name in EDITS]
     stride = logits.stride(0) if B > 1 else 0
-    places = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
+    alignment = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
     options = _cuda.macros(
         CLUSTER=config.cluster,
         THREADS=config.threads,
         ELEMENT=_cuda.ELEMENTS[logits.dtype],
-        BYTES=places & -places,
+        BYTES=alignment & -alignment,
         EDITS=any(edit is not None for edit in values),
         TOP_N=-1 if top_n is None else top_n,
     )

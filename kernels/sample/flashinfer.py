@@ -1,8 +1,8 @@
-"""Peer: FlashInfer's sampling, the package `flashinfer-python`, if it is installed: rounds of rejection, no sort.
+"""Calls FlashInfer's sampling (package `flashinfer-python`, if it is installed): rounds of rejection, no sort.
 
-Logits are divided by the temperature.  With top-k, `top_k_top_p_sampling_from_logits` takes logits and applies top-k
-first, which is faster if all rows have one k.  Without top-k, a softmax and `top_p_sampling_from_probs` follow.  Both
-functions compare values, so tokens as likely as the last kept token stay (read in 0.6.18 and 0.7.2).
+Logits are divided by the temperature first.  With top-k, `top_k_top_p_sampling_from_logits` takes logits and applies
+top-k first.  This is faster if all rows have one k.  Without top-k, a softmax and `top_p_sampling_from_probs` follow.
+Both functions compare values, so tokens of the same probability as the last kept token stay (read in 0.6.18 and 0.7.2).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the division and a pass over the result, or without top-k a softmax and a pass, but no further rounds."""
+    """Counts the bytes of the division, of a softmax if top-k is off, and of one sampling pass (no further rounds)."""
     n, rows = inputs.logits.numel(), 24 * len(inputs.logits)
     passes = 1 if any(inputs.top_k.tolist()) else 2
     return Traffic(n * (inputs.logits.element_size() + 4 * passes) + rows, 4 * n * passes + rows, launches=2 + passes)
 
 
 def why_not(inputs: Arguments) -> str | None:
-    """Returns why FlashInfer cannot take these inputs, or None.  To read the settings, it waits for the device."""
+    """Returns why FlashInfer cannot take these inputs, or None.  The host waits for the device to read the settings."""
     if not inputs.temperature.is_meta and not bool((inputs.temperature > 0).all()):
         return "temperature: expected values > 0 in all rows, got 0"
     if not inputs.min_p.is_meta and bool(inputs.min_p.any()):
@@ -35,11 +35,11 @@ def why_not(inputs: Arguments) -> str | None:
 
 
 def plan_of(inputs: Arguments) -> int | Tensor:
-    """Returns top-k as FlashInfer takes it: one number if all rows share it, else (B,) int32; V means off."""
+    """Returns top-k for FlashInfer: one number if all rows share it, else int32 (B,).  V means that top-k is off."""
     V = inputs.logits.shape[1]
     top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
-    numbers = set(top_k.tolist())
-    return numbers.pop() if len(numbers) == 1 else top_k
+    top_k_values = set(top_k.tolist())
+    return top_k_values.pop() if len(top_k_values) == 1 else top_k
 
 
 @kernel(
@@ -64,9 +64,9 @@ def flashinfer(
     *,
     plan: int | Tensor | None,
 ) -> Tensor:
-    """Returns token ids (B,) int64; ignores `seed` and `position`.  A call without a plan waits for the device to read
-    settings, and raises `ValueError` on rows that FlashInfer refuses.  FlashInfer writes int32, so there is no `out`.
-    """
+    """Returns token ids (B,) int64; ignores `seed` and `position`.  Without `plan` the host reads the settings, and so
+    waits for the device.  It raises `ValueError` on rows that FlashInfer refuses.  FlashInfer writes int32, so there is
+    no `out`."""
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
         if reason := why_not(inputs):
@@ -75,10 +75,10 @@ def flashinfer(
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     package = import_module(PACKAGE)
-    drawn: Tensor
+    token_ids: Tensor
     scaled = logits.float() / temperature[:, None]
     if isinstance(plan, int) and plan == logits.shape[1]:
-        drawn = package.top_p_sampling_from_probs(scaled.softmax(-1), top_p)
+        token_ids = package.top_p_sampling_from_probs(scaled.softmax(-1), top_p)
     else:
-        drawn = package.top_k_top_p_sampling_from_logits(scaled, plan, top_p, filter_apply_order="top_k_first")
-    return drawn.long()
+        token_ids = package.top_k_top_p_sampling_from_logits(scaled, plan, top_p, filter_apply_order="top_k_first")
+    return token_ids.long()

@@ -1,4 +1,4 @@
-"""The kernel `library`, as users of torch write sampling: sort, cumulative sums, and torch.multinomial."""
+"""The kernel `library` samples as users of torch do: by a sort, cumulative sums, and torch.multinomial."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def library(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU raises `ValueError` on
-    rows without a probability law."""
-    ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
-    check_rows(ordered[:, 0])
-    in_support, scores = support_of(ordered, temperature, top_k, top_p, min_p)
+    """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU, raises `ValueError` on a
+    row without a finite largest logit."""
+    sorted_logits, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
+    check_rows(sorted_logits[:, 0])
+    in_support, scores = support_of(sorted_logits, temperature, top_k, top_p, min_p)
     in_support[:, 1:] &= (temperature > 0)[:, None]
-    drawn = torch.multinomial(scores.exp().mul_(in_support), 1)
-    torch.gather(order, 1, drawn, out=tokens[:, None])
+    drawn_rank = torch.multinomial(scores.exp().mul_(in_support), 1)
+    torch.gather(order, 1, drawn_rank, out=tokens[:, None])
     note_logprobs(logits, tokens, logprob_ids, logprobs)

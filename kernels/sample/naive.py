@@ -1,4 +1,4 @@
-"""The kernel `naive`, by torch's calls: sorts each row, cuts by rank, cumulative mass and ratio, then runs the race."""
+"""The kernel `naive` sorts each row, applies top-k, top-p and min-p, and draws with Philox numbers, by torch calls."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def naive(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws after a sort of every row.  On the CPU, raises `ValueError` on rows without a probability law."""
+    """Draws after a sort of every row.  On the CPU, raises `ValueError` on a row without a finite largest logit."""
     V = logits.shape[1]
-    ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
-    check_rows(ordered[:, 0])
-    in_support, scores = support_of(ordered, temperature, top_k, top_p, min_p)
+    sorted_logits, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
+    check_rows(sorted_logits[:, 0])
+    in_support, scores = support_of(sorted_logits, temperature, top_k, top_p, min_p)
     race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~in_support, -math.inf))
     # In vocabulary order: ties go to the lowest index.
-    drawn = (race - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
-    tokens.copy_(torch.where(temperature > 0, drawn, order[:, 0]))
+    token_ids = (race - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
+    tokens.copy_(torch.where(temperature > 0, token_ids, order[:, 0]))
     note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
 def support_of(
     ordered: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes rows (B, V) in descending order.  Returns the mask of the support, and (x - largest x) / temperature."""
+    """Returns the mask of tokens to draw from, and `(x - max) / temperature`.  Rows (B, V) are in descending order."""
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.
     scores = (ordered - ordered[:, :1]) / divisor
     in_support = (rank < torch.where(top_k > 0, top_k, len(rank))[:, None]) & (ordered > -math.inf)
     mass = torch.where(in_support, scores.exp(), 0.0).double()
-    before = mass.cumsum(-1) - mass
-    in_support &= (before < top_p.double()[:, None] * mass.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
+    mass_before = mass.cumsum(-1) - mass
+    in_support &= (mass_before < top_p.double()[:, None] * mass.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
     in_support &= mass >= min_p.double()[:, None]
     return in_support, scores

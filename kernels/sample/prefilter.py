@@ -1,4 +1,4 @@
-"""`prefilter`, for the CPU: a threshold leaves few tokens to sort and to race, and a greedy row is one argmax."""
+"""The kernel `prefilter`, for the CPU, sorts only the few tokens above a threshold.  A greedy row is one argmax."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def prefilter(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws on the CPU only: the number of remaining tokens decides the shapes, and on a GPU the host would wait for
-    it. Raises `ValueError` on rows without a probability law."""
-    changed = Edits(**edits)
-    if not changed.tensors and not any(temperature.tolist()):
+    """Draws on the CPU only.  The number of remaining tokens decides the shapes, so on a GPU the host would wait.
+    Raises `ValueError` on a row without a finite largest logit."""
+    all_edits = Edits(**edits)
+    if not all_edits.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
         check_rows(logits.gather(1, tokens[:, None])[:, 0])  # argmax takes a NaN for the largest value
     else:
-        _draw(edited_rows(logits, changed), (temperature, top_k, top_p, min_p), seed, position, tokens)
+        _draw(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
     if logprob_ids is not None and logprobs is not None:
         _note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
 def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
-    """Writes the drawn tokens (B,); `settings` are the temperature, top_k, top_p and min_p of each row."""
+    """Writes the drawn tokens to `out` (B,).  `settings` are the temperature, top_k, top_p and min_p of each row."""
     survivors: list[tuple[int, Tensor, Tensor]] = []
     for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
@@ -74,16 +74,16 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
             survivors.append((b, *_survivors(row, best, t, k, p, m)))
     if survivors:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
-        places, tokens, scores = zip(*survivors, strict=True)
+        row_numbers, tokens, scores = zip(*survivors, strict=True)
         sizes = [len(ids) for ids in tokens]
-        at = torch.tensor(places).repeat_interleave(torch.tensor(sizes))
-        finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[at], position[at], torch.cat(tokens)))
-        for b, ids, final in zip(places, tokens, torch.split(finals, sizes), strict=True):
+        owner = torch.tensor(row_numbers).repeat_interleave(torch.tensor(sizes))
+        finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[owner], position[owner], torch.cat(tokens)))
+        for b, ids, final in zip(row_numbers, tokens, torch.split(finals, sizes), strict=True):
             out[b] = ids[final.argmax()]
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills ids and log-probabilities (B, 1 + n).  A threshold leaves few tokens, with all ties at it, to sort."""
+    """Fills `ids` and log-probabilities `values`, (B, 1 + n).  Sorts only the tokens from the n-th largest logit on."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
@@ -96,7 +96,7 @@ def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) 
 def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best score."""
+    """Returns the tokens that one fp32 row may draw: ids in ascending order, and `(x - best) / temperature`."""
     total = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]
@@ -123,7 +123,7 @@ def _survivors(
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
-    """Returns a value such that the tokens with at least this value hold top_p of the unnormalized mass `total`."""
+    """Returns a threshold: the tokens at or above it hold at least `top_p` of the row's unnormalized mass `total`."""
     if len(row) > FIRST_GUESS:
         values = row.topk(FIRST_GUESS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:

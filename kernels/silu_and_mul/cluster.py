@@ -1,5 +1,6 @@
-"""The kernel `cluster`, the rung after `fused`: a thread has several 16-byte vectors in flight, short rows share a CTA,
-the grid is persistent, and the same pass quantises outputs (`lib/rows.cu`)."""
+"""The kernel `cluster` improves on `fused`: a thread has several 16-byte vectors in flight, and short rows share a CTA.
+The grid is persistent, and the same pass quantises outputs (`lib/rows.cu`).
+"""
 
 from __future__ import annotations
 
@@ -10,5 +11,5 @@ from rooflab.kernels.lib.rows import Config, launch, rung
 
 @rung("silu_and_mul", "LDG_E_NA_128 >= 2 * below.LDG_E_128; barrier == 0")
 def cluster(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None, config: Config) -> None:
-    """Computes silu(gate) * up in fp32, rounded once."""
+    """Computes `silu(gate) * up` in fp32, rounded once."""
     launch("silu_and_mul", x, out, second=x[:, out.shape[1] :], scale=scale, config=config)

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one pass reads x and writes the result.  `gelu_and_mul` uses it too."""
+"""The kernel `fused` improves on `naive`: one pass reads x and writes the result.  `gelu_and_mul` uses it too."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
     },
 )
 def fused(x: Tensor, out: Tensor) -> None:
-    """Computes silu(gate) * up in fp32, rounded once."""
+    """Computes `silu(gate) * up` in fp32, rounded once."""
     launch(x, out, gelu=False)
 
 
 def launch(x: Tensor, out: Tensor, gelu: bool) -> None:
-    """Launches silu_and_mul, or gelu_and_mul if `gelu`."""
+    """Launches the device code of `silu_and_mul`, or of `gelu_and_mul` if `gelu`."""
     T, I = out.shape
     block_i = min(next_power_of_2(I), MOST_COLUMNS)
     gated[(T, cdiv(I, block_i))](

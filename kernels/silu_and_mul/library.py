@@ -1,4 +1,4 @@
-"""The kernel `library`: the two torch calls that a user would make without this op: silu, then the product."""
+"""The kernel `library` makes the two torch calls of a user without this op: silu, then a multiplication."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def library(x: Tensor, out: Tensor) -> None:
-    """Computes silu(gate) * up by `silu` and `mul`; silu(gate) is rounded to the dtype in between."""
+    """Computes `silu(gate) * up` by `silu` and `mul`.  Between the calls, `silu(gate)` is rounded to the dtype."""
     I = out.shape[1]
     torch.mul(torch.nn.functional.silu(x[:, :I]), x[:, I:], out=out)

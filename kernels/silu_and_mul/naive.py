@@ -11,6 +11,6 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None) -> None:
-    """Computes gate * sigmoid(gate) * up, step by step."""
+    """Computes `gate * sigmoid(gate) * up`, step by step."""
     gate, up = x.float().chunk(2, dim=1)
     write_rows(gate * torch.sigmoid(gate) * up, out, scale)

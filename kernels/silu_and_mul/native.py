@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU: one pass, which reads `gate` and `up` once."""
+"""The kernel `native`, in C++ for the CPU, reads `gate` and `up` once, in one pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shape(of: Arguments) -> Any:
     shows={"": 'calls("naive").total >= 3 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
-    """Computes silu(gate) * up in fp32, rounded once."""
+    """Computes `silu(gate) * up` in fp32, rounded once."""
     run(x, out, bound, gelu=False)
 
 

@@ -1,4 +1,4 @@
-"""Peers: torch.compile (`kernels/_peers.py`).  Liger takes `gate` and `up` as two tensors with contiguous rows."""
+"""Registers torch.compile (`kernels/_peers.py`).  Liger takes `gate` and `up` as two tensors with contiguous rows."""
 
 from __future__ import annotations
 

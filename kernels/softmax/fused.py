@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after `naive`: one pass that keeps rows in registers for maximum, sum and result."""
+"""The kernel `fused` improves on `naive`: one pass keeps rows in registers for maximum, sum and result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, 
     },
 )
 def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
-    """Computes exp(x - max) / sum in fp32, rounded once; a program has whole rows.  A row needs a finite value."""
+    """Computes `exp(x - max) / sum` in fp32, rounded once.  A program has whole rows.  A row needs a finite value."""
     T, H = x.shape
     _softmax[(cdiv(T, config.block_t),)](
         x,

@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's softmax."""
+"""The kernel `library` calls torch's softmax."""
 
 from __future__ import annotations
 

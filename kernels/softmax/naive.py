@@ -10,7 +10,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(x: Tensor, out: Tensor) -> None:
-    """Computes exp(x - max) / sum, step by step."""
+    """Computes `exp(x - max) / sum`, step by step."""
     x32 = x.float()
     weights = torch.exp(x32 - x32.amax(dim=-1, keepdim=True))
     torch.div(weights, weights.sum(dim=-1, keepdim=True), out=out)

@@ -1,4 +1,4 @@
-"""Peers of softmax: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
+"""Registers torch.compile, Liger and QuACK as peers, for comparison (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 

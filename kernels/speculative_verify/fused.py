@@ -1,5 +1,6 @@
-"""The kernel `fused` has one program per sequence.  It computes the ratios of all drafts at once, then makes one pass
-over the row that decides the token, without a residual in memory.  It reads one probability of every other law."""
+"""The kernel `fused` has one program per sequence.  It computes all acceptance ratios at once, and then makes one pass
+over the row that decides the token, without a residual in memory.  Of other rows it reads one probability.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ BLOCK = 2048
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts one row of each law, as after a rejection, and for each draft one memory sector of each law."""
+    """Counts bytes: one row of target and draft probabilities (after a rejection), and a sector of each per draft."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     laws = 1 if inputs.draft_probs is None else 2
@@ -30,7 +31,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def race(
     p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Returns the winner of the race over max(p - q, 0), or over p, and its score."""
+    """Returns the token with the best random score under the weights `max(p - q, 0)` or `p`, and this score."""
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):
@@ -73,30 +74,30 @@ def fused_kernel(
     position = tl.load(position_ptr + b)
     p_ptr += b * (K + 1) * V
     q_ptr += b * K * V
-    place = tl.arange(0, PLACES)
-    used = place < drafts
-    draft = tl.load(draft_ptr + b * K + place, mask=used, other=0)
-    p = tl.load(p_ptr + place.to(tl.int64) * V + draft, mask=used, other=0.0)
+    draft_index = tl.arange(0, PLACES)
+    used = draft_index < drafts
+    draft = tl.load(draft_ptr + b * K + draft_index, mask=used, other=0)
+    p = tl.load(p_ptr + draft_index.to(tl.int64) * V + draft, mask=used, other=0.0)
     q = tl.full((PLACES,), 1.0, tl.float32)
     if HAS_Q:
-        q = tl.load(q_ptr + place.to(tl.int64) * V + draft, mask=used, other=1.0)
-    word, _, _, _ = tl.philox(seed, ((position + place) & 0xFFFFFFFF).to(tl.uint32), 0, 1, 0)
+        q = tl.load(q_ptr + draft_index.to(tl.int64) * V + draft, mask=used, other=1.0)
+    word, _, _, _ = tl.philox(seed, ((position + draft_index) & 0xFFFFFFFF).to(tl.uint32), 0, 1, 0)
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     refused = used & (u * q >= p)
-    accepted = tl.minimum(tl.min(tl.where(refused, place, PLACES), 0), drafts)
-    here = ((position + accepted) & 0xFFFFFFFF).to(tl.uint32)
+    accepted = tl.minimum(tl.min(tl.where(refused, draft_index, PLACES), 0), drafts)
+    token_position = ((position + accepted) & 0xFFFFFFFF).to(tl.uint32)
     p_ptr += accepted.to(tl.int64) * V
     q_ptr += accepted.to(tl.int64) * V
-    drafted = tl.sum(tl.where(place == accepted, draft, 0), 0)
+    drafted = tl.sum(tl.where(draft_index == accepted, draft, 0), 0)
     token = 0
     best = float("-inf")
     stream = tl.where(accepted < drafts, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
     if accepted < drafts:
-        token, best = race(p_ptr, q_ptr, drafted, seed, here, stream, V, HAS_Q, True, BLOCK)
+        token, best = race(p_ptr, q_ptr, drafted, seed, token_position, stream, V, HAS_Q, True, BLOCK)
     if best == float("-inf"):
-        token, best = race(p_ptr, q_ptr, drafted, seed, here, stream, V, HAS_Q, False, BLOCK)
-    out = tl.where(place < accepted, draft, tl.where(place == accepted, token, -1)).to(tl.int64)
-    tl.store(tokens_ptr + b * (K + 1) + place, out, mask=place <= K)
+        token, best = race(p_ptr, q_ptr, drafted, seed, token_position, stream, V, HAS_Q, False, BLOCK)
+    out = tl.where(draft_index < accepted, draft, tl.where(draft_index == accepted, token, -1)).to(tl.int64)
+    tl.store(tokens_ptr + b * (K + 1) + draft_index, out, mask=draft_index <= K)
     tl.store(accepted_ptr + b, accepted)
 
 

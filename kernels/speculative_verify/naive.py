@@ -1,4 +1,4 @@
-"""The kernel `naive` computes the definition by torch's calls, over every row of both laws."""
+"""The kernel `naive` computes the definition by torch calls, over every row of target and draft probabilities."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def naive(
     """Accepts drafts and draws a token by torch's calls; the output tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
-    place = torch.arange(K, device=seed.device)
-    used = place < num_drafts[:, None]
-    drafted = torch.where(used, draft_tokens, 0)[..., None]
+    draft_index = torch.arange(K, device=seed.device)
+    draft_mask = draft_index < num_drafts[:, None]
+    drafted = torch.where(draft_mask, draft_tokens, 0)[..., None]
     if draft_probs is None:
         draft_probs = torch.zeros_like(target_probs[:, :K]).scatter_(2, drafted, 1.0)
-    word = philox(seed[:, None], position[:, None] + place, torch.zeros_like(place), stream=1)[0]
+    word = philox(seed[:, None], position[:, None] + draft_index, torch.zeros_like(draft_index), stream=1)[0]
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     p = target_probs[:, :K].gather(2, drafted).squeeze(2)
     q = draft_probs.gather(2, drafted).squeeze(2)
-    going = (used & (u * q < p)).long().cumprod(1)
+    going = (draft_mask & (u * q < p)).long().cumprod(1)
     count = going.sum(1)
     # The law after the accepted drafts: what the draft left of the target, or after all drafts the target.
     rows = torch.arange(B, device=seed.device)
     target = target_probs[rows, count]
-    left = target if not K else (target - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
-    whole = (count >= num_drafts) | ~left.any(1)
-    weights = torch.where(whole[:, None], target, left)
+    residual = target if not K else (target - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
+    use_target = (count >= num_drafts) | ~residual.any(1)
+    weights = torch.where(use_target[:, None], target, residual)
     stream = torch.where(count < num_drafts, RECOVERY, 0)
     scores = weights.log() - log_exponential(words_of_rows(seed, position + count, V, stream))
     tokens.fill_(-1)

@@ -35,9 +35,9 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict import public
 from rooflab.bench.predict.explain import Explanation, explain
-from rooflab.bench.predict.model import LEAST, SUSTAINED
+from rooflab.bench.predict.model import LEAST_WORK, SUSTAINED
 from rooflab.bench.predict.public import kind_of
-from rooflab.bench.report.pictures.canvas import WIDTH_IN
+from rooflab.bench.report.pictures.canvas import FIGURE_WIDTH_IN
 from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry
@@ -45,7 +45,7 @@ from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.model import Cost, bound
-from rooflab.roofline.plot import own_settings
+from rooflab.roofline.plot import with_own_settings
 from rooflab.roofline.published import COSTS, Time, committed, times_of
 
 RESULTS = Path(__file__).resolve().parents[1]
@@ -236,7 +236,7 @@ def predicted(target: AcceptanceTarget, device: Device) -> list[RivalRatio]:
         error = public.unfitted(public.read().query("kind == @kind")).median
         ratio, most = seconds * 1e3 / (answer.predicted_ms or nan), seconds / least_s(op, scheme.name, case, device)
         slow, fast = (min(ratio / end, most) for end in reversed(band(kind)))
-        part = max((one for one in answer.parts if one.name not in (LEAST, SUSTAINED)), key=lambda one: one.ms)
+        part = max((one for one in answer.parts if one.name not in (LEAST_WORK, SUSTAINED)), key=lambda one: one.ms)
         cause = f"{part.name}, {part.ms * 1e3:.1f} us: {part.why}"
         told = (answer.target.kernel, f"vllm {how}", ratio, PREDICTED, (slow, fast), f"{error:.0%}", cause)
         found.append(RivalRatio(_name(target), case.id, *told))
@@ -260,7 +260,7 @@ def _name(target: AcceptanceTarget) -> str:
 def ratios_figure(found: Sequence[RivalRatio]) -> Figure:
     """Draws one row per target: a dot for each measured case, a line for the range of each predicted case."""
     names = list(dict.fromkeys(one.target for one in found))
-    figure = Figure(figsize=(WIDTH_IN, 1.0 + 0.55 * len(names)), layout="constrained")
+    figure = Figure(figsize=(FIGURE_WIDTH_IN, 1.0 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()
     for place, name in enumerate(names):
         own = sorted((one for one in found if one.target == name), key=lambda one: one.ratio)
@@ -306,7 +306,7 @@ def rates_of(curve: Curve, device: Device, records: Sequence[Record]) -> Rates:
 
 def curves_figure(rates: Sequence[Rates]) -> Figure:
     """Draws one panel per curve: the predicted range, the published library, measured points, the data sheet's roof."""
-    figure = Figure(figsize=(WIDTH_IN, 2.9 * len(CURVES)), layout="constrained")
+    figure = Figure(figsize=(FIGURE_WIDTH_IN, 2.9 * len(CURVES)), layout="constrained")
     for axes, curve, known in zip(figure.subplots(len(CURVES), 1), CURVES, rates, strict=True):
         sizes = [size for size, _ in curve.cases]
         if known.predicted:
@@ -391,7 +391,7 @@ def page(device: Device, found: Sequence[RivalRatio], sentence: str, figures: Se
     return "\n".join([*lines, "", *OTHER_PAGES]) + "\n"
 
 
-@own_settings
+@with_own_settings
 def main() -> None:
     """Writes the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

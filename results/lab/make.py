@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from rooflab.bench.core import record_files as files
 from rooflab.bench.core.record import Record
-from rooflab.roofline.plot import own_settings
+from rooflab.roofline.plot import with_own_settings
 
 OPS = (
     "gemm flash_attention paged_attention rmsnorm fused_add_rmsnorm silu_and_mul rope kv_cache_write rope_and_cache "
@@ -42,7 +42,7 @@ def chosen(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
     return found
 
 
-@own_settings
+@with_own_settings
 def drawn(found: dict[str, dict[str, Record]]) -> Figure:
     """Draws a row for each op and a point for each kernel; the roof is at 100%."""
     figure = Figure(figsize=(5.6, 0.34 * len(found) + 1.5), dpi=150, layout="constrained")

@@ -62,9 +62,9 @@ def test_pieces_say_what_the_whole_says(monkeypatch):
         for place, value in ((3, NAN), (20, INF), (62, -INF), (40, 1e30)) if limit == 1.0 else ():
             actual.view(-1)[place] = value
         for tolerance in (torch.full((7, 9), limit, dtype=torch.float64), torch.tensor(limit), torch.full((9,), limit)):
-            monkeypatch.setattr(compare, "PIECE", {"cpu": 10**6})
+            monkeypatch.setattr(compare, "CHUNK_ELEMENTS", {"cpu": 10**6})
             whole = elementwise("y", actual.mT.contiguous().mT, oracle, tolerance)
-            monkeypatch.setattr(compare, "PIECE", {"cpu": 8})
+            monkeypatch.setattr(compare, "CHUNK_ELEMENTS", {"cpu": 8})
             pieces = elementwise("y", actual, oracle, tolerance)
             assert repr(pieces) == repr(whole) and compare.all_within(actual, oracle, tolerance) == whole.passed
             found.add((whole.passed, math.isnan(whole.max_abs_error)))

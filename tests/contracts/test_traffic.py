@@ -44,7 +44,7 @@ def test_calls_on_meta_tensors_move_what_they_move_when_they_compute(kernel: Ker
         pytest.skip("oneDNN does not multiply bf16 on this CPU")
     said = kernel.traffic_of(inputs, "cpu")
     torch.testing.assert_close(inputs, before, rtol=0, atol=0, equal_nan=True)
-    monkeypatch.setattr(traffic, "MOST", 10**12)  # now every tensor keeps its values
+    monkeypatch.setattr(traffic, "MAX_KEPT_ELEMENTS", 10**12)  # now every tensor keeps its values
     computed = calls_of(lambda: kernel(**inputs), "cpu")
     assert said is not None and said.bytes >= registry.get_op(kernel.op).cost_of(inputs).bytes
     read, written = moved(computed)

@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.core import call as calls
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
-from rooflab.bench.core.check import BROKEN
+from rooflab.bench.core.check import BROKEN_CONTEXT
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.measure import Measurement
@@ -211,7 +211,7 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     assert told == [["scale/first"], ["scale/bad"], []], "nothing is timed, and nothing else is run"
     guilty = bad.pop(1)
     assert (guilty.status, guilty.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
-    assert {one.reason for one in bad} == {f"{BROKEN}, by scale/bad: illegal access"} and len(bad) == 5
+    assert {one.reason for one in bad} == {f"{BROKEN_CONTEXT}, by scale/bad: illegal access"} and len(bad) == 5
     assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in bad)
     limited = measurement(kernels, settings=replace(QUICK, limit_s=60.0))
     limited.running, found = lambda ids: told.append(list(ids)), []

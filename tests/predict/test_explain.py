@@ -113,7 +113,7 @@ def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, named):
 
 def test_a_measured_time_is_never_held_against_a_predicted_one():
     def made(kernel, role, predicted_ms, measured_ms=None):
-        parts = [TimeStep(model.LEAST, 1e-5, ""), TimeStep(model.BYTES, 1e-3 * predicted_ms - 1e-5, "")]
+        parts = [TimeStep(model.LEAST_WORK, 1e-5, ""), TimeStep(model.BYTES, 1e-3 * predicted_ms - 1e-5, "")]
         if measured_ms:
             parts.append(TimeStep(UNEXPLAINED, 1e-3 * (measured_ms - predicted_ms), ""))
         return Explanation(
@@ -172,6 +172,6 @@ def test_parts_sum_to_the_time_that_is_explained_and_the_largest_is_named(measur
     assert sum(part.ms for part in found.parts) == pytest.approx(found.total_ms)
     assert found.total_ms == (measured_ms or found.modelled_ms) and found.predicted_ms is None, "no code was read"
     names = [part.name for part in found.parts]
-    assert names[:2] == [model.LEAST, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
+    assert names[:2] == [model.LEAST_WORK, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
     assert found.rows()[-1]["us"] == pytest.approx(found.total_ms * 1e3)
     assert (f"the largest part of the rest is {UNEXPLAINED}, 987 us (99%)" in found.sentence()) == (measured_ms == 1.0)

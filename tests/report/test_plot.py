@@ -152,7 +152,7 @@ def test_the_users_settings_of_matplotlib_do_not_reach_a_figure() -> None:
     for file in [file for folder in ("bench", "roofline", "results") for file in (root / folder).rglob("*.py")]:
         text = file.read_text()
         draws = re.search(r"\bnew_figure\(|[ =]Figure\(", text.replace("def new_figure", ""))
-        assert not draws or "@own_settings" in text, file
+        assert not draws or "@with_own_settings" in text, file
 
 
 def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:

@@ -13,7 +13,7 @@ from targets import judge
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.plan import BESIDE, SWAPS, is_of, make_plan
+from rooflab.bench.suite.plan import FAMILY_OPS, SWAPS, is_of, make_plan
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -21,7 +21,7 @@ FILE = Path(judge.__file__).with_name("plan.json")
 PLAN = make_plan(files=[FILE])
 BY_ID = {entry.id: entry for entry in PLAN}
 TARGETS = [entry for entry in PLAN if entry.id.startswith("bar:")]
-FAMILIES = sorted({*BESIDE, *(word for op in registry.ops() for word in (op, op.split("_")[-1]))})
+FAMILIES = sorted({*FAMILY_OPS, *(word for op in registry.ops() for word in (op, op.split("_")[-1]))})
 
 
 def plan_of(*only):

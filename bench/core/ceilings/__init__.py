@@ -1,4 +1,4 @@
-"""The measured limits of this machine, kept as records, and the ceilings from these limits or from a data sheet."""
+"""Provides the peak rates (ceilings) of this machine, from stored measurements or from a data sheet."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ NO_TENSOR_CEILING = range(100, 120)
 NO_CPU_UNIT = ("fp8_e4m3", "tf32")
 """Operand dtypes that no CPU multiplies directly; torch first widens the operands."""
 LOG = logging.getLogger(__name__)
-_noisy: dict[tuple[Path, int], list[Record]] = {}
+_noisy_records: dict[tuple[Path, int], list[Record]] = {}
 """NOISY limits that this process measured.  The key is the file of OK limits, and the number of threads."""
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:
-    """The ceilings that bound a kernel on `device`; their `kind` says whether they were measured.
+    """Returns the peak rates that bound a kernel's time on `device`.  `kind` says whether they were measured.
 
-    On CUDA these are the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else
-    the data sheet's; None for a GPU without a data sheet.  A CPU is measured if its limits are not kept.  A CPU has no
-    unit for fp8 or tf32 products.  Their rate is the best measured rate of the other dtypes, which no product of
-    widened operands can exceed.
-    """
+    On CUDA these rates were measured on this card (`rooflab ceilings`) under the present driver and limits, or else
+    come from the data sheet; None without a data sheet.  On a CPU, missing rates are measured now.  A CPU has no unit
+    for fp8 or tf32 products.  Their rate is the best measured rate of the other dtypes, because torch widens the
+    operands first."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -64,12 +63,12 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
-    """The limits of any reading on `device`: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
+    """Returns the rates that no reading on `device` can exceed: `ceilings` on a CPU, the data sheet on CUDA.
 
-    If the data sheet has no L2 rate, as for Hopper, the L2 rate of `ceilings` is used.  For a GPU without a data sheet
-    the L2 rate is the only limit; if there is no L2 rate either, the result is None.  NOISY ceilings of a CPU also
-    give None.  The launch floor is 0, because the floor comes from `Samples`.
-    """
+    The data sheet's rates are those at the highest clock.  If it has no L2 rate, as for Hopper, the L2 rate of
+    `ceilings` is used.  Without a data sheet the L2 rate is the only limit; without an L2 rate the result is None.
+    NOISY ceilings of a CPU also give None.  The launch floor (an empty kernel's time) is 0, because `Samples` has its
+    own."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     sheet = identify(torch.cuda.get_device_name(device))
@@ -83,14 +82,14 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
 
 
 class MachineLimits(NamedTuple):
-    """The limits of a machine.  A limit has one record for each launch shape that measured it."""
+    """The measured peak rates of a machine (limits), with one record for each launch shape that measured a limit."""
 
     records: Sequence[Record]
     reason: str = ""
     """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """The fastest record of each limit, or a failed record if no other exists, in order of first appearance."""
+        """Returns the fastest record of each limit, or a failed one if all failed.  Keeps the limits' order."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
@@ -105,45 +104,44 @@ class MachineLimits(NamedTuple):
 
     @staticmethod
     def amount(record: Record) -> tuple[float, str]:
-        """The value of a limit and its unit; the value is 0 if the record has none."""
+        """Returns the value and the unit of the limit that `record` measured; the value is 0 if the record has none."""
         return value_of(record) or 0.0, kind_of(str(record.kernel))[0]
 
     @staticmethod
     def compiled() -> int:
-        """Compiles Hopper's microkernels without a GPU (`cuda_limits.compile_microkernels`); returns their number."""
+        """Compiles Hopper's microkernels without a GPU, and returns the number of compiled microkernels."""
         return compile_microkernels()
 
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """The limits of this machine that were measured before; no records if no measured limits are valid now.
+        """Returns the stored limits of this machine; no records if no stored limits are valid now.
 
-        Limits are valid under the conditions of their measurement.  On CUDA: the card, its driver, power limit and
-        clocks, and the microkernels.  On a CPU: torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
-        -lgc`).  A lock during the measurement shows in the throttle reasons of the limits; a later lock shows in the
-        clocks of each later record.
-        """
+        Limits are valid only under the conditions of their measurement.  On CUDA: the card, its driver, power limit and
+        clocks, and the microkernels.  On a CPU: torch, the CPU and the threads.  NVML cannot report a locked clock
+        (`nvidia-smi -lgc`).  A lock during the measurement shows in the throttle reasons of the limits; a later lock
+        shows in the clocks of each later record."""
         environment, path = _here(device)
-        noisy = _noisy.get((path, environment.threads), [])
+        noisy = _noisy_records.get((path, environment.threads), [])
         if not path.is_file():
             return cls(noisy, "none were measured on this device")
         try:
             records = read(path)
             then = _conditions(records[0].environment, device)
             here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
-            other = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
+            diffs = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
         except (ValueError, LookupError, TypeError):
             return cls(noisy, "what is kept is damaged or of another version")
         return (
-            cls(noisy, f"they were measured with {other[0]}") if other else cls(records, assemble(records, device)[1])
+            cls(noisy, f"they were measured with {diffs[0]}") if diffs else cls(records, assemble(records, device)[1])
         )
 
     @classmethod
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
-        """Measures the limits of this machine, and keeps the records.
+        """Measures the limits of this machine, and stores the records.
 
-        If new limits of a GPU give no ceilings, kept limits that do give ceilings stay.  NOISY limits of a CPU are used
-        only in this process.  With `raising`, the better of the kept and the new records is kept for each limit.
-        Raises `ValueError` if CuPy, which launches the microkernels, is missing, or the cache folder is read-only.
+        If new limits of a GPU give no ceilings, valid stored limits stay.  NOISY limits of a CPU are used only in this
+        process.  With `raising`, the better of the stored and the new records is stored for each limit.  Raises
+        `ValueError` if CuPy (for the microkernels) is missing, or the cache folder is read-only.
         """
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, path = _here(device)
@@ -151,15 +149,15 @@ class MachineLimits(NamedTuple):
         on_cpu = device.type == "cpu"
         records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
         _, reason = assemble(records, device)
-        before, missing = cls.kept(device)
+        old_records, missing = cls.kept(device)
         if raising:
-            records = better(before, records)
-        elif reason and before and not missing:
-            return cls(records, f"{reason}; those of {max(record.timestamp for record in before)} are kept")
+            records = better(old_records, records)
+        elif reason and old_records and not missing:
+            return cls(records, f"{reason}; those of {max(record.timestamp for record in old_records)} are kept")
         ceilings, _ = assemble(records, device)
         records = [replace(record, ceilings=asdict(ceilings) if ceilings else None) for record in records]
         if ceilings and ceilings.noise:
-            _noisy[path, environment.threads] = records
+            _noisy_records[path, environment.threads] = records
             LOG.warning("ceilings: NOISY: %s", ceilings.noise)
         else:
             write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
@@ -167,11 +165,10 @@ class MachineLimits(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """A row for each limit, with its best record and the data sheet's value; None if there is no value.
+        """Returns a row for each limit, with its best record and the data sheet's value; None if there is none.
 
-        `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
-        `reached` is the measured value divided by `at_clock`, or by the data sheet's value if no clock scales it.
-        """
+        `at_clock` is the data sheet's value at the SM clock of this reading; memory has its own clock.  `reached` is
+        the measured value divided by `at_clock`, or by the data sheet's value if no clock scales the limit."""
         return [_row(record) for record in self.best().values()]
 
 
@@ -180,7 +177,7 @@ this_machine = cache(Environment.now)
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
-    """The present environment, and the file that keeps the limits of `device`."""
+    """Returns the present environment, and the file that stores the limits of `device`."""
     environment = replace(this_machine(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":
@@ -196,10 +193,9 @@ def _conditions(environment: JsonObject, device: torch.device) -> dict[str, obje
 
 
 def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
-    """Measures the ceilings again after a reading above `ceilings`.  A busy machine cannot lower the kept rates.
+    """Measures the peak rates again after a reading above `ceilings`.  A busy machine cannot lower stored rates.
 
-    If the measurement gives no ceilings, the kept limits are still used, and a warning says why.
-    """
+    If the new measurement fails, the stored rates remain in use, and a warning gives the reason."""
     try:
         _, missing = MachineLimits.measured(device, RAISE_S[device.type], raising=True)
     except ValueError as error:
@@ -210,10 +206,9 @@ def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
-    """For each limit, the records of the better measurement: the higher rate, or the lower launch floor.
+    """Returns the better records of two measurements of each limit: a higher rate, or a lower launch time.
 
-    A NOISY rate becomes OK if some record is OK, because the machine did reach this rate.
-    """
+    A NOISY rate becomes OK if any record is OK, because the machine did reach this rate."""
     best = MachineLimits([*again, *before]).best()
     records = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):
@@ -222,17 +217,16 @@ def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
 
 
 def value_of(record: Record) -> float | None:
-    """The value of a limit: bytes/s, FLOP/s or operations/s, or the least seconds of a launch; None without a value."""
+    """Returns the value of a limit: bytes/s, FLOP/s, operations/s, or the shortest launch in seconds; else None."""
     metrics = record.metrics
     return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
 
 
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
-    """The ceilings from the measured limits of `device`, and ""; or None, and a text that names the missing limits.
+    """Returns `(ceilings, "")` from measured limits, or `(None, text)`; the text names the missing limits.
 
     A rate is the best of its records.  Memory has records of four kinds of access, a dtype has records of several
-    instructions.
-    """
+    instructions."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
     values = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
@@ -246,7 +240,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
 
     access, floors = named("memory ") or named("hbm_"), named("launch ")
     vector = values.get("fma") or values.get("fp32 vector")
-    missing = [what for what, there in (("HBM", access), ("fma", vector)) if not there]
+    missing = [missing_name for missing_name, measured in (("HBM", access), ("fma", vector)) if not measured]
     if sm in NO_TENSOR_CEILING:
         missing.append("a microkernel for this architecture's tensor cores")
     elif sm >= 80 and not tensor:
@@ -278,16 +272,16 @@ def _row(record: Record) -> Row:
     letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     device = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
     sheet = value_in(device.ceilings(), record) if device else None
-    held = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
-    at_clock = value_in(held, record) if held else None
-    beside = at_clock or sheet
+    clock_ceilings = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
+    at_clock = value_in(clock_ceilings, record) if clock_ceilings else None
+    expected = at_clock or sheet
     return {
         "limit": limit,
         "measured": measured and measured / scale,
         "datasheet": sheet and sheet / scale,
         "at_clock": at_clock and at_clock / scale,
         "unit": letter + unit,
-        "reached": f"{measured / beside:.0%}" if measured and beside and unit != "s" else None,
+        "reached": f"{measured / expected:.0%}" if measured and expected and unit != "s" else None,
         "clock_ghz": clock_hz and clock_hz / 1e9,
         "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
         "status": record.status,

@@ -1,4 +1,4 @@
-"""Microkernels of fp32 fused multiply-adds, special functions, and matrix products from registers or shared memory."""
+"""Builds microkernels that measure the rates of fp32 multiply-adds, special functions, and matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from rooflab.bench.core.ceilings.microkernel import Card, Load, Microkernel, compiled, summing
 
-TURN = 0.0625
+ROTATION_ANGLE = 0.0625
 """Each step of the fp32 microkernel rotates a point by about this angle in radians.  The value is exact in fp32."""
 FMA_TOLERANCE = 0.01
 """The allowed error: roundings of tens of thousands of steps.  A step too many or too few is an error of 0.06."""
@@ -19,7 +19,7 @@ SPECIAL_TOLERANCE = 2e-3
 
 
 class VectorShape(NamedTuple):
-    """Threads per thread block, thread blocks per SM, and independent pairs or sums per thread."""
+    """A launch shape: threads per thread block, thread blocks per SM, and independent pairs or sums per thread."""
 
     threads: int
     blocks_per_sm: int
@@ -33,21 +33,21 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of the fp32 pipe, then those of one special function.  All functions have one rate."""
+    """Yields microkernels of the fp32 pipe, then of one special function.  All special functions have one rate."""
     yield [_fma(card, load, shape) for shape in FMA_SHAPES]
     yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """The microkernel of one launch shape, on random points that are the same for every thread block."""
+    """Returns the multiply-add microkernel of a launch shape.  All thread blocks have the same random points."""
     generator = torch.Generator(card.device).manual_seed(0)
     start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
 
     def expected(rounds: int) -> torch.Tensor:
-        step = np.array([[1.0, TURN], [-TURN, 1.0 - TURN * TURN]])
-        whole = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
-        return start.double().sum(0) @ whole.T
+        step = np.array([[1.0, ROTATION_ANGLE], [-ROTATION_ANGLE, 1.0 - ROTATION_ANGLE * ROTATION_ANGLE]])
+        all_steps = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
+        return start.double().sum(0) @ all_steps.T
 
     return summing(
         compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), ""),
@@ -58,12 +58,12 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         limit="fma",
         config=shape._asdict(),
         work=2.0 * sums.numel() * shape.pairs * shape.steps,  # two fused multiply-adds of a point (x, y)
-        scalars=lambda rounds: (np.float32(TURN), np.uint32(rounds)),
+        scalars=lambda rounds: (np.float32(ROTATION_ANGLE), np.uint32(rounds)),
     )
 
 
 def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """The microkernel of 2**x in one launch shape.  Arguments start in [1, 2) and grow to at most 3."""
+    """Returns the microkernel of 2**x for one launch shape.  Arguments start in [1, 2) and grow to at most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
     first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
@@ -102,7 +102,7 @@ RESTART = 8
 
 
 class Dtype(NamedTuple):
-    """An operand dtype of matrix products."""
+    """An operand dtype of matrix multiplications."""
 
     ptx: str
     values: torch.dtype
@@ -121,14 +121,14 @@ DTYPES = {
 
 
 class WgmmaLaunch(NamedTuple):
-    """A launch of wgmma: N of the instruction, and warpgroups per thread block.  There is one thread block per SM."""
+    """A launch shape of wgmma: the size N, and the warpgroups per thread block.  Each SM has one thread block."""
 
     n: int
     warpgroups: int
 
 
 class MmaShape(NamedTuple):
-    """Threads per CTA, CTAs per SM, and the product of a warp: numbers of 16-row tiles, 8-column tiles, and K steps."""
+    """A launch shape: threads per CTA, CTAs per SM, and a warp's tiles of 16 rows, tiles of 8 columns, and K steps."""
 
     threads: int
     blocks_per_sm: int
@@ -150,19 +150,19 @@ def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of mma.sync for each dtype that the card has; none below compute capability 8.0."""
+    """Yields the microkernels of mma.sync for each dtype of the card; none below compute capability 8.0."""
     if card.sm >= 80:
         for dtype in dtypes_of(card.sm):
             yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """The dtypes of mma.sync on architecture `sm`.  8.9 and 12.0 or later have fp8; 9.0 and 10.0 convert it to fp16."""
+    """Returns the dtypes of mma.sync on `sm`.  Only 8.9 and 12.0 or later have fp8; 9.0 and 10.0 convert it to fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
 def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkernel:
-    """The microkernel of wgmma for one dtype and launch shape.  All thread blocks compute the same product."""
+    """Returns the wgmma microkernel for a dtype and launch shape.  All thread blocks compute the same product."""
     m = 64 * shape.warpgroups
     macros = {**shape._asdict(), "stages": STAGES, "restart": RESTART}
     a, b = operands(dtype, m, shape.n, STAGES * ROW_BYTES, card.device)
@@ -187,7 +187,7 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkerne
 
 
 def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkernel:
-    """The microkernel of mma.sync for one dtype and launch shape.  All warps compute the same product."""
+    """Returns the mma.sync microkernel for one dtype and launch shape.  All warps compute the same matrix product."""
     m, n, blocks = 16 * shape.m_tiles, 8 * shape.n_tiles, card.sms * shape.blocks_per_sm
     a, b = operands(dtype, m, n, shape.steps * STEP_BYTES, card.device)
 
@@ -209,7 +209,7 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """The text of the macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d` has N / 2 floats."""
+    """Returns the C macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d` has `n / 2` floats."""
     kind, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
@@ -223,7 +223,7 @@ def _wgmma_macro(dtype: str, n: int) -> str:
 
 
 def _mma_macro(dtype: str) -> str:
-    """The text of the macro `MMA`: `d += a * b`.  `d` has 4 floats, `a` has 4 registers, `b` has 2 registers."""
+    """Returns the C macro `MMA`: `d += a * b`.  `d` has 4 floats, `a` has 4 registers, `b` has 2 registers."""
     kind = DTYPES[dtype]
     name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.values.itemsize}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
     text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
@@ -231,7 +231,7 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """The text of the macro `call`: the instructions `text` with the operands `d` (an array of floats) and `inputs`."""
+    """Returns the C macro `call`: the PTX instructions `text` with the float array `d` and the operands `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 
@@ -244,7 +244,7 @@ def _values(name: str, count: int, constraint: str = "r") -> str:
 
 
 def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Operands `a` (M, K) and `b` (N, K), both K-major: normal values, exact in `dtype`.  K has `k_bytes` bytes."""
+    """Returns normal random matrices `a: [m, K]` and `b: [n, K]`, exact in `dtype`.  A row has `k_bytes` bytes."""
     generator = torch.Generator(device).manual_seed(0)
     kind = DTYPES[dtype].values
     values = (torch.randn(rows, k_bytes // kind.itemsize, generator=generator, device=device) for rows in (m, n))
@@ -255,11 +255,10 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
-    """For each of a warp's 32 threads, the sum of the elements of a 16 x n tile that the thread accumulates.
+    """Sums, for each of a warp's 32 threads, the elements of a 16 x n tile that the thread accumulates.
 
-    Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the columns 2 (t % 4) and 2 (t % 4) + 1 (PTX ISA,
-    "Register Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n), 8 divides n.  Returns (..., 32).
-    """
+    Thread t holds rows `t / 4` and `t / 4 + 8`, and in every 8 columns the columns `2 * (t % 4)` and `2 * (t % 4) + 1`
+    (PTX ISA, "Register Fragments" of wgmma and mma.m16n8).  Maps `[..., 16, n]` to `[..., 32]`; 8 divides n."""
     *outer, _, n = product.shape
-    split = product.reshape(*outer, 2, 8, n // 8, 4, 2)
-    return split.sum(dim=(-5, -3, -1)).reshape(*outer, 32)
+    tiles = product.reshape(*outer, 2, 8, n // 8, 4, 2)
+    return tiles.sum(dim=(-5, -3, -1)).reshape(*outer, 32)

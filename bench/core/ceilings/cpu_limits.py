@@ -1,4 +1,4 @@
-"""Measures a CPU's ceilings with torch's threads: bytes/s by kind of access, FLOP/s of matrix products by dtype."""
+"""Measures a CPU's peak rates with torch's threads: bytes/s by kind of access, FLOP/s of matrix products by dtype."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ GEMM_SIZES = (128, 256, 512, 1024, 2048)
 
 
 def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
-    """A record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
+    """Returns a record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
 
-    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
-    plain write, over arrays of at least 4x the last-level cache.  Caches get no rate: a virtual machine shares them.
+    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate is not counted, as in STREAM), a plain read and a
+    plain write, over arrays of at least 4x the last-level cache.  Caches get no rate: virtual machines share them.
     Matrix rates: the best `torch.mm` or packed oneDNN product per dtype.  A 16-bit dtype has at least the rate of fp32,
-    because its product may be computed in fp32.  Vector rate: the fp32 matrix rate, because a CPU computes fp32
-    products on its vector units, and no other torch call uses them as much.  Special functions are not measured and set
-    no bound.  Rates measured while other processes ran are NOISY, because they are too low (a tenth in one case).
-    """
-    began = run_times()
+    because torch may compute its product in fp32.  Vector rate: the fp32 matrix rate, because a CPU computes fp32
+    products on its vector units, and no other torch call uses these units as much.  Special functions are not measured
+    and set no bound.  If other processes run, the rates are NOISY, because they are too low (a tenth in one case)."""
+    start_times = run_times()
     access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
     rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
     matrix = {f"{name} matrix": (name, max(rate, rates["fp32"])) for name, rate in rates.items()}
-    busy = why_noisy((), waiting_since(began))
+    noise = why_noisy((), waiting_since(start_times))
     fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
     fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
-    fields |= {"status": "NOISY" if busy else "OK", "reason": busy}
+    fields |= {"status": "NOISY" if noise else "OK", "reason": noise}
     records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **fields) for name, rate in access.items()]
     for limit, (dtype, rate) in {**matrix, "fp32 vector": ("fp32", rates["fp32"])}.items():
         records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields))
@@ -49,25 +48,25 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
 
 
 def measure_bandwidth(budget_s: float) -> dict[str, float]:
-    """The highest bytes/s of read, write, copy and triad with all of torch's threads."""
+    """Returns the highest bytes/s of read, write, copy and triad (`a = b + s * c`), with all of torch's threads."""
     # STREAM's rule: an array is four times the cache.  The three arrays together take at most an eighth of the memory.
     array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
     a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
-    moved: dict[str, tuple[int, Callable[[], object]]] = {
+    accesses: dict[str, tuple[int, Callable[[], object]]] = {
         "read": (1, lambda: b.sum()),
         "write": (1, lambda: a.fill_(2.0)),
         "copy": (2, lambda: a.copy_(b)),
         "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
     }
     return {
-        access: arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(moved))
-        for access, (arrays, run) in moved.items()
+        access: arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(accesses))
+        for access, (arrays, run) in accesses.items()
     }
 
 
 def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
-    """The highest FLOP/s of square products of `dtype`: `GEMM_SIZES`, `product_forms`, in about `budget_s` seconds."""
-    ends = time.perf_counter() + budget_s
+    """Returns the best FLOP/s of square products of `dtype` in about `budget_s` seconds, over all `GEMM_SIZES`."""
+    deadline = time.perf_counter() + budget_s
     best = 0.0
     slow: set[str] = set()
     for size in GEMM_SIZES:
@@ -75,10 +74,10 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
             # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
             if form in slow:
                 continue
-            left = ends - time.perf_counter()
-            if best and (left <= 0 or 2 * size**3 / best > left):
+            remaining_s = deadline - time.perf_counter()
+            if best and (remaining_s <= 0 or 2 * size**3 / best > remaining_s):
                 return best
-            rate = 2 * size**3 / _fastest_s(run, max(left, 0) / 8)
+            rate = 2 * size**3 / _fastest_s(run, max(remaining_s, 0) / 8)
             if rate < best / 4:
                 slow.add(form)
             best = max(best, rate)
@@ -86,7 +85,7 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
 
 
 def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yields each way in which torch multiplies two square matrices of this size: a name and a function to call."""
+    """Yields each way in which torch multiplies two square matrices of this size: a name, and a function to call."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -103,13 +102,13 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Seconds of the fastest call of at least two, because the first call also touches memory and packs operands."""
-    ends = time.perf_counter() + budget_s
+    """Returns the fastest of at least two calls in seconds.  The first call also touches memory and packs operands."""
+    deadline = time.perf_counter() + budget_s
     fastest = float("inf")
     calls = 0
-    while calls < 2 or time.perf_counter() < ends:
-        began = time.perf_counter()
+    while calls < 2 or time.perf_counter() < deadline:
+        start = time.perf_counter()
         run()
-        fastest = min(fastest, time.perf_counter() - began)
+        fastest = min(fastest, time.perf_counter() - start)
         calls += 1
     return fastest

@@ -1,8 +1,8 @@
-"""Measures the limits of a GPU with microkernels, and makes a record for each launch shape.
+"""Measures the peak rates of a GPU with microkernels, and makes a record for each launch shape.
 
-Several launch shapes measure each limit, timed interleaved.  The fastest counts, and all records are kept.  A reading
-counts only if the kernel's results are right, half the work takes about half the time, the rate is below the card's
-limit at its highest clock, and the card was not throttled.
+Several launch shapes measure each limit, and their timings are interleaved.  The fastest one sets the limit; all
+records are kept.  A reading is valid only if four conditions hold: the kernel's results are right, half the work takes
+about half the time, the rate is below the card's limit at its highest clock, and the card was not throttled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from rooflab.bench.base.plain import first_line
 from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
-from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
+from rooflab.bench.core.ceilings.microkernel import SOURCE_FOLDER, Card, Microkernel
 from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.noise import ABOVE, Samples, with_reading
+from rooflab.bench.core.noise import MAX_EXCESS, Samples, with_reading
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels import _cuda
@@ -33,7 +33,7 @@ TARGET_S = 2e-3
 PROBE_S = 0.02
 LARGEST_STEP = 64
 """A probe's repeats grow at most by this factor in one step, because the first reading is on a cold device."""
-HALF = (0.4, 0.6)
+HALF_TIME_RANGE = (0.4, 0.6)
 """The allowed share of the time for half of the work.  Otherwise the kernel did not do the assumed work."""
 GROUPS_OF_HOPPER = 18
 """The number of limits of a Hopper GPU.  The budget is divided by this number; a card with fewer limits takes less."""
@@ -43,25 +43,26 @@ Time = Callable[..., dict[str, Samples]]
 
 
 def card_of(device: torch.device) -> Card:
-    """The facts about `device`, as torch reports them."""
+    """Returns facts about the GPU `device`, as torch reports them."""
     properties: Any = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
     return Card(device, 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size)
 
 
 def microkernels_hash() -> str:
-    """A hash over the files of the microkernels.  If the hash changes, the limits are measured again."""
+    """Returns a hash of the microkernels' source files.  If the hash changes, the limits are measured again."""
     digest = hashlib.sha256()
-    for file in sorted([*HERE.glob("*.cu"), *(HERE / f"{name}.py" for name in ("microkernel", "streams", "compute"))]):
+    for file in sorted(
+        [*SOURCE_FOLDER.glob("*.cu"), *(SOURCE_FOLDER / f"{name}.py" for name in ("microkernel", "streams", "compute"))]
+    ):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
 def measure_cuda(device: torch.device, environment: Environment, budget_s: float) -> list[Record]:
-    """A record for each launch shape, in about `budget_s` seconds, without the time to compile and check.
+    """Returns a record for each launch shape.  Takes about `budget_s` seconds; compilation and checks come on top.
 
-    Raises `ValueError` if CuPy is not installed.
-    """
+    Raises `ValueError` if CuPy is not installed."""
     fields: dict[str, Any] = environment.record_fields()
     fields["environment"] |= {"microkernels": microkernels_hash()}
     blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **fields)
@@ -79,10 +80,9 @@ def measure_cuda(device: torch.device, environment: Environment, budget_s: float
 
 
 def compile_microkernels() -> int:
-    """Compiles every microkernel of Hopper into the cache, without a GPU; returns the number of microkernels.
+    """Compiles every microkernel for Hopper into the cache, without a GPU; returns the number of microkernels.
 
-    The code does not depend on the card's sizes, so the operands here have the sizes of a tiny card.
-    """
+    The compiled code does not depend on the card's sizes, so the operands here have the sizes for a tiny card."""
     sources: set[tuple[str, tuple[str, ...]]] = set()
 
     def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> Callable[..., None]:
@@ -109,12 +109,12 @@ KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """The unit of a limit, and its field in `Ceilings` if the limit has no dtype."""
+    """Returns the unit of a limit, and the name of its field in `Ceilings`, for limits without a dtype."""
     return next((kind for start, kind in KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s"))
 
 
 def value_in(ceilings: Ceilings, record: Record) -> float | None:
-    """The value in `ceilings` of the limit that `record` measured; None if there is no value."""
+    """Returns the value in `ceilings` for the limit that `record` measured; None if there is no value."""
     if record.scheme is not None:
         return ceilings.tensor_flops_per_s.get(record.scheme)
     return getattr(ceilings, kind_of(str(record.kernel))[1]) or None
@@ -127,25 +127,25 @@ def _failed(record: Record, error: Exception) -> Record:
 
 
 def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
-    """The record of a launch shape without times: OK, or the fault of a launch.  The SM clock is the last launch's."""
+    """Returns a record of a launch shape without times: its status, and the SM clock of the last launch."""
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
-        wrong = kernel.wrong(repeats)
+        fault = kernel.wrong(repeats)
     except RuntimeError as error:
         return _failed(record, error)
-    if wrong:
-        return replace(record, status="INCORRECT", reason=wrong)
+    if fault:
+        return replace(record, status="INCORRECT", reason=fault)
     return replace(record, metrics={} if clock_hz is None else {"sm_clock_hz": clock_hz})
 
 
 def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: float) -> list[Record]:
-    """The records of all launch shapes of one limit.  Right kernels are timed together, with whole and half work."""
-    checked = [_checked(kernel, 2, blank) for kernel in kernels]
-    failed = [record for record in checked if record.status != "OK"]
-    usable = [kernel for kernel, record in zip(kernels, checked, strict=True) if record.status == "OK"]
+    """Measures all launch shapes of one limit.  Correct kernels are timed together, with full and with half work."""
+    check_records = [_checked(kernel, 2, blank) for kernel in kernels]
+    failed_records = [record for record in check_records if record.status != "OK"]
+    usable = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]
     if not usable:
-        return failed
+        return failed_records
     from rooflab.bench.core.timers.card import ClockWatch  # a CPU does without it
 
     with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as watch:
@@ -157,16 +157,16 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: 
                 functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
             timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=watch.read)
         except RuntimeError as error:
-            return failed + [_failed(record, error) for record in checked if record.status == "OK"]
+            return failed_records + [_failed(record, error) for record in check_records if record.status == "OK"]
         clocks = watch.summary()
-    return failed + [
+    return failed_records + [
         _judged(kernel, repeats[index], timed[f"{index} whole"], timed[f"{index} half"], replace(blank, clocks=clocks))
         for index, kernel in enumerate(usable)
     ]
 
 
 def _repeats(kernels: list[Microkernel], time: Time) -> list[int]:
-    """For each kernel an even number of repeats, so that a launch takes about `TARGET_S`.  Only the first is probed."""
+    """Returns an even number of repeats per kernel, for launches of about `TARGET_S`.  Times only the first kernel."""
     first = kernels[0]
     if first.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -190,19 +190,19 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
     sheet = identify(gpu["name"]) if gpu else None
-    most = value_in(sheet.ceilings(sheet.max_clock_hz), record) if sheet else None
+    max_rate = value_in(sheet.ceilings(sheet.max_clock_hz), record) if sheet else None
     reason = whole.fault
     if not reason and throttled:
         reason = f"the card was throttled ({', '.join(throttled)})"
-    elif not reason and not HALF[0] <= share <= HALF[1]:
+    elif not reason and not HALF_TIME_RANGE[0] <= share <= HALF_TIME_RANGE[1]:
         reason = f"half of the work took {share:.0%} of the time; likely cause: a compiler left work out"
-    elif not reason and most is not None and work / whole.median_s > ABOVE * most:
-        reason = f"{work / whole.median_s / most:.2f} times what the card can do at its highest clock"
+    elif not reason and max_rate is not None and work / whole.median_s > MAX_EXCESS * max_rate:
+        reason = f"{work / whole.median_s / max_rate:.2f} times what the card can do at its highest clock"
     return _timed(record, whole, work, reason)
 
 
 def _floor(blank: Record, time: Time, share_s: float) -> Record:
-    """The record of the time of an empty kernel."""
+    """Measures an empty kernel, and returns the record of its time."""
     record = replace(blank, kernel="launch events", config={})
     try:
         samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
@@ -212,17 +212,17 @@ def _floor(blank: Record, time: Time, share_s: float) -> Record:
 
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
-    """The record with the samples of launches that each do `work`.  With a `reason` it is INVALID, without a rate."""
+    """Adds the samples of launches with this `work` to the record.  A `reason` makes it INVALID, without a rate."""
     unit, _ = kind_of(str(record.kernel))
     rate = None if reason else work / samples.median_s
-    made = with_reading(record, samples, record.clocks)
-    metrics = {**record.metrics, **made.metrics, "work": work}
+    timed_record = with_reading(record, samples, record.clocks)
+    metrics = {**record.metrics, **timed_record.metrics, "work": work}
     if rate is not None and unit == "s":
         metrics["launch_floor_s"] = min(samples.seconds)
     if rate is not None and unit == "op/s":
         metrics["ops_per_s"] = rate
     return replace(
-        made,
+        timed_record,
         status="INVALID" if reason else "OK",
         reason=reason,
         flops_per_s=rate if unit == "FLOP/s" else None,

@@ -1,8 +1,8 @@
-"""The interface of all microkernels: a launch with a requested amount of work, and a check of the output.
+"""Defines the interface of all microkernels: a launch with a requested amount of work, and a check of the output.
 
-Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of this part: `streams` moves bytes
-through HBM and L2, `compute` uses the fp32 pipe, the special-function unit and the tensor cores.  The result is
-checked, to find work that a compiler removed.  The sources include no header, so NVRTC alone can compile them.
+Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of this part.  `streams.py` moves
+bytes through HBM and L2.  `compute.py` uses the fp32 pipe, the special-function unit and the tensor cores.  The results
+are checked, to detect work that a compiler removed.  The sources include no header, so NVRTC alone can compile them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from rooflab.reference.spec import Scalar
 
-HERE = Path(__file__).parent
+SOURCE_FOLDER = Path(__file__).parent
 Launchable = Callable[..., None]
 """A kernel as `rooflab.kernels._cuda.load` returns it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
 Load = Callable[..., Launchable]
@@ -25,7 +25,7 @@ Load = Callable[..., Launchable]
 
 @dataclass(frozen=True)
 class Card:
-    """The facts about a GPU that the microkernels need."""
+    """Facts about a GPU that the microkernels need."""
 
     device: torch.device
     sm: int
@@ -58,8 +58,8 @@ class Microkernel:
 
 
 def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
-    """Compiles the kernel `name` from `common.cu`, `prelude` and `file`.  The names in `macros` are in lower case."""
-    text = f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / file).read_text()}"
+    """Compiles the kernel `name` from `common.cu`, `prelude` and `file`.  The keys of `macros` are in lower case."""
+    text = f"{(SOURCE_FOLDER / 'common.cu').read_text()}\n{prelude}\n{(SOURCE_FOLDER / file).read_text()}"
     return load(text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 
 
@@ -77,12 +77,11 @@ def summing(
     scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),),
     shared_bytes: int = 0,
 ) -> Microkernel:
-    """Makes a microkernel of a kernel whose threads store sums.  The microkernel checks these sums.
+    """Makes a microkernel from a kernel that stores one sum per thread, and checks these sums.
 
-    The arguments of the kernel are, in this order, `inputs`, `sums` of shape (thread blocks, threads, ...), the clocks,
-    and `scalars(repeats)`.  `expected(repeats)` returns the right sums in fp64, in a shape that broadcasts to the shape
-    of `sums`.  `tolerance` is that of `disagreement`.
-    """
+    The arguments of the kernel are, in this order, `inputs`, `sums`, the clocks, and `scalars(repeats)`.  `sums` has
+    shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in fp64; its shape broadcasts to
+    the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
     blocks, threads = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
     clocks = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
@@ -107,10 +106,10 @@ def summing(
 
 
 def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """The fault of `sums`, or "".  `sums` may differ from `expected` by `tolerance` times the RMS of `expected`."""
+    """Describes an error of `sums`, or returns "".  Allows `tolerance` times the root mean square of `expected`."""
     sums, expected = sums.double(), expected.double()
-    allowed = tolerance * float(expected.square().mean().sqrt())
-    worst = float((sums - expected).abs().max())
-    if worst <= allowed:  # `<=` is false for NaN, so NaN fails
+    max_error = tolerance * float(expected.square().mean().sqrt())
+    error = float((sums - expected).abs().max())
+    if error <= max_error:  # `<=` is false for NaN, so NaN fails
         return ""
-    return f"sums differ by up to {worst:.3g} from what arithmetic says, allowed are {allowed:.3g}"
+    return f"sums differ by up to {error:.3g} from what arithmetic says, allowed are {max_error:.3g}"

@@ -1,4 +1,4 @@
-"""Microkernels that read, write, copy and do a triad through HBM and through L2; and an empty kernel."""
+"""Builds microkernels that read, write, copy and do a triad (`a = b + s * c`) in HBM and L2, and an empty kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POISON = -1
 
 
 class StreamShape(NamedTuple):
-    """A launch shape: threads per thread block, thread blocks per SM, and vectors that each thread has in flight."""
+    """A launch shape: threads per thread block, thread blocks per SM, and vectors that each thread moves at once."""
 
     threads: int
     blocks_per_sm: int
@@ -52,12 +52,12 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of HBM's four accesses, then those of L2."""
+    """Yields the microkernels for HBM (read, write, copy, triad), and then those for L2."""
     words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
     generator = torch.Generator(card.device).manual_seed(0)
     # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
-    made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
-    arrays = [array.view(torch.int32) for array in made]
+    random_arrays = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
+    arrays = [array.view(torch.int32) for array in random_arrays]
     for access in ACCESSES:
         shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
@@ -68,7 +68,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """The number of words in the largest array of whole chunks with at most `nbytes`, but at least one chunk."""
+    """Returns the 4-byte words of the largest array of full chunks in `nbytes` bytes; the least is one chunk."""
     chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -76,7 +76,7 @@ def _whole_chunks(nbytes: float) -> int:
 def _stream(
     card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
 ) -> Microkernel:
-    """The microkernel of one kind of access in one launch shape.  `passes` fixes a launch's repeats, for HBM."""
+    """Returns the microkernel of one access kind and launch shape.  For HBM, each launch makes `passes` passes."""
     threads, blocks_per_sm, unroll, every_chunk = shape
     macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
     # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
@@ -87,19 +87,19 @@ def _stream(
     a, b, c = arrays
     chunks, blocks = a.numel() // 4 // (threads * unroll), card.sms * blocks_per_sm
     sums = torch.zeros(blocks * threads, dtype=torch.int32, device=card.device)
-    taken = {"read": (b, sums), "write": (a,), "copy": (a, b), "triad": (a, b, c, np.float32(SCALE))}[access]
+    arguments = {"read": (b, sums), "write": (a,), "copy": (a, b), "triad": (a, b, c, np.float32(SCALE))}[access]
 
     def launch(passes: int) -> None:
         grid = chunks * passes if every_chunk else blocks
-        kernel((grid,), (threads,), *taken, np.uint32(chunks), np.uint32(passes))
+        kernel((grid,), (threads,), *arguments, np.uint32(chunks), np.uint32(passes))
 
     def wrong(passes: int) -> str:
         (sums if access == "read" else a).fill_(POISON)
         launch(passes)
         if access == "read":
             total, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
-            right = (total - passes * expected) % 2**32 == 0
-            return "" if right else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
+            sum_matches = (total - passes * expected) % 2**32 == 0
+            return "" if sum_matches else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
         for start in range(0, a.numel(), SLICE):
             differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
             if len(differ):
@@ -117,7 +117,7 @@ def _stream(
 
 
 def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """For each word of `a` from word `start` on, whether it differs from what the access writes from `b` and `c`."""
+    """Whether each word of `a` differs from what the access writes from `b` and `c`.  `start`: the first index."""
     if access == "copy":
         return a != b
     if access == "triad":
@@ -130,5 +130,5 @@ def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.
 
 
 def empty(load: Load) -> Launchable:
-    """A kernel of one thread that returns at once: the shortest possible launch, `empty(load)()`."""
+    """Returns a function that launches an empty kernel of one thread, the shortest launch: `empty(load)()`."""
     return partial(load('extern "C" __global__ void nothing(unsigned int) {}', "nothing"), (1,), (1,), np.uint32(1))

@@ -1,9 +1,9 @@
-"""The base class of the timers, and a watch on the functions that the timers and the judge use.
+"""Defines the base class of the timers, and detects whether a kernel replaced a function that the benchmark uses.
 
 Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
-call functions that are bound here at import, so a replaced function does not change a reading.  `tampered` names a
-replaced function, because a kernel that replaces functions is not to be trusted.  If a function was replaced before
-this file was imported, `tampered` finds that only for clocks.
+call functions that are saved here at import, so a replaced function does not change a reading.  `tampered` names a
+replaced function, because a kernel that replaces functions cannot be trusted.  If a function was replaced before this
+file was imported, `tampered` detects this only for clocks.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ APART_S = 2.0
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Watched functions as they were at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
+    """Returns functions as they were at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
     return [_BOUND[f"{place}.{name}"][2] for name in names.split()]
 
 
 def tampered(threads: int | None = None) -> str | None:
-    """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or None.
+    """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns
+    None.
 
-    With `threads`, also reports that torch now has another number of threads.  Undoes these changes, so that the next
-    kernel is not blamed for them.
-    """
+    With `threads`, also reports a changed number of torch threads.  Undoes all changes, so that the next kernel is not
+    blamed for them."""
     faults = []
-    if threads is not None and (now := torch.get_num_threads()) != threads:
+    if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
-        faults.append(f"the number of torch's threads changed from {threads} to {now}")
+        faults.append(f"the number of torch's threads changed from {threads} to {thread_count}")
     for full, (owner, name, function) in _BOUND.items():
         new = getattr(owner, name, None)
         pythons_own = owner is time and isinstance(new, BuiltinFunctionType) and new.__name__ == name
@@ -78,8 +78,8 @@ def tampered(threads: int | None = None) -> str | None:
         foreign = owner is _cuda.Event and code is not None and _TORCH not in Path(code.co_filename).parents
         if foreign or (new is not function and not pythons_own):
             setattr(owner, name, function)
-            place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            faults.append(f"{full} was replaced{place}")
+            location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+            faults.append(f"{full} was replaced{location}")
     reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
     for name, number in (("time", 0), ("perf_counter", 1)) if LIBC else ():
@@ -101,38 +101,38 @@ class Timer(ABC):
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        """Takes one sample of every function, in this order.  Returns by name the seconds of all calls of the sample.
+        """Takes one sample of every function in `calls`, in order.  Returns the seconds of each sample by function.
 
         `observe` is called once; on a GPU it is called while the device works.
         """
 
     def first_call(self, function: Function) -> None:
-        """Calls a function outside any reading, and waits for its end.  A first call may compile."""
+        """Calls a function without timing it, and waits for its end.  A first call may compile."""
         function()
 
     def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
-        """The context in which samples are taken, after the warm-up.
+        """Returns the context in which samples are taken, after the warm-up.
 
-        The context yields a function.  The function returns the time that the process's threads have waited for a
-        processor since then, divided by the time that they ran; or None on a GPU, or if the system does not report it.
-        """
+        The context yields a function that returns `wait_time / run_time` of the process's threads since the start of
+        the context.  `wait_time` is the time that threads waited for a processor.  The function returns None on a GPU,
+        or if the system does not report these times."""
         return nullcontext(lambda: None)
 
     @abstractmethod
     def step_s(self, readings: Sequence[float]) -> float:
-        """The timer's resolution in seconds."""
+        """Returns the timer's resolution in seconds."""
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """Seconds per call of an empty kernel, by the same method with `calls` calls per sample; None on a CPU."""
+        """Returns the seconds per call of an empty kernel, timed with `calls` calls per sample, or None on a CPU."""
         return None
 
     @abstractmethod
     def method(self, name: str) -> str:
-        """The name of the method by which `name` was timed."""
+        """Returns the name of the method by which the function `name` was timed."""
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """The smallest difference between two readings that is larger than rounding; None if all readings are equal."""
+    """Returns the smallest difference between two readings, apart from rounding, or None if all readings are equal."""
     distinct = sorted(set(readings))
     differences = (b - a for a, b in itertools.pairwise(distinct))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)
@@ -141,8 +141,8 @@ def grid_of(readings: Sequence[float]) -> float | None:
 class Flush:
     """Empties a cache of `cache_bytes` on `device` when called.  If `cache_bytes` is 0, a call does nothing.
 
-    A flush reads a buffer, or writes the buffer if reading does not empty the cache; `results/targets/flush.py` finds
-    out which.  Raises `ValueError` if `by` is neither `read` nor `write`.
+    A flush reads a buffer.  On a device where this does not empty the cache, a flush writes the buffer; the script
+    `results/targets/flush.py` tests this.  Raises `ValueError` if `by` is neither `read` nor `write`.
     """
 
     def __init__(self, device: torch.device | str, cache_bytes: int, by: str = "read"):

@@ -1,4 +1,4 @@
-"""Observes one call on a GPU: the peak memory, and (by CUPTI) the device kernels that ran, with their code."""
+"""Observes one call on a GPU: its peak memory, and the device kernels that ran, with their code (by CUPTI)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _cuda: Any = torch.cuda
 
 
 class DeviceKernel(NamedTuple):
-    """One kernel, copy or memory fill that the device ran."""
+    """Describes one kernel, copy or memory fill that the device ran."""
 
     name: str
     grid: tuple[int, ...] = ()
@@ -50,9 +50,8 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
     """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None if another profiler
     runs.  The end of the context waits for the device.
 
-    `torch.profiler` is not used, because it imports torch's compiler and therefore Triton.  That import takes 1 s, and
-    fixes for the whole process whether Triton interprets kernels.
-    """
+    `torch.profiler` is not used, because it imports torch's compiler, which imports Triton.  That import takes 1 s.  It
+    also fixes for the whole process whether Triton interprets kernels."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
     if torch._C._autograd._profiler_enabled():
         yield None
@@ -63,33 +62,32 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
-    """Calls `call` twice.  Returns a record's fields: the peak memory of the first call, the device work of the second.
+    """Calls `call` twice.  Returns the peak memory of the first call and the device work of the second call.
 
-    The first call may compile and tune.  The peak is that of torch's allocator, minus the bytes of the result, which is
-    alive until the peak is read.  There are no kernels and no hash if CUPTI records nothing, or if another profiler
-    runs.  Raises whatever `call` raises.
-    """
+    The first call may compile and tune.  The peak is that of torch's allocator.  The bytes of the result are
+    subtracted, because the result is alive until the peak is read.  If CUPTI records nothing, or if another profiler
+    runs, there are no kernels and no hash.  Raises whatever `call` raises."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
-        before = _cuda.memory_allocated(cuda.device)
+        bytes_before = _cuda.memory_allocated(cuda.device)
         result = call()
         cuda.synchronize()
-        peak, after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
+        peak, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del result
         with launched_code() as launched, profiled() as recording:
             call()
             cuda.synchronize()
     kernels = kernels_in(_events(recording)) if recording else []
     return {
-        "peak_memory_bytes": float(max(0, peak - max(after, before))),
+        "peak_memory_bytes": float(max(0, peak - max(bytes_after, bytes_before))),
         "device_kernels": tuple(kernel.name for kernel in kernels),
         "activity_hash": activity_hash(kernels, launched),
     }
 
 
 def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
-    """The events of a recording, in Chrome's trace format."""
+    """Returns the events of a recording, in Chrome's trace format."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         cast(Any, recording).export_chrome_trace(str(path))
@@ -99,7 +97,7 @@ def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
 
 
 def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
-    """The device's kernels, copies and fills in a trace, in the order of their start times."""
+    """Returns the device's kernels, copies and fills in a trace, in the order of their start times."""
     work = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
     kernels = []
     for event in sorted(work, key=lambda event: event["ts"]):
@@ -111,26 +109,25 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
-    """A hash over `kernels`; None if there are no kernels.  `launched`: names and code hashes from `launched_code`.
+    """Returns a hash of the device kernels, or None if there are no kernels.  `launched` comes from `launched_code`.
 
-    The hash includes a kernel's code if `launched` has every launch of the kernel's name; else only the name.
-    """
+    The hash has a kernel's code only if `launched` has every launch of this kernel.  Otherwise it has only the name."""
     if not kernels:
         return None
     runs = Counter(kernel.name for kernel in kernels)
     codes: defaultdict[str, list[str]] = defaultdict(list)
     for name, code in launched:
         codes[name].append(code)
-    codes_of = {name: iter(hashes) for name, hashes in codes.items() if len(hashes) == runs[name]}
+    code_map = {name: iter(hashes) for name, hashes in codes.items() if len(hashes) == runs[name]}
     rows = [
-        [kernel.name, next(codes_of[kernel.name]) if kernel.name in codes_of else "", *kernel[1:]] for kernel in kernels
+        [kernel.name, next(code_map[kernel.name]) if kernel.name in code_map else "", *kernel[1:]] for kernel in kernels
     ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
 @contextmanager
 def launched_code() -> Iterator[list[tuple[str, str]]]:
-    """Yields a list that gets the name and the code hash of every Triton, Gluon and CUDA C++ launch, in order."""
+    """Yields a list that records the name and the code hash of every Triton, Gluon and CUDA C++ launch, in order."""
     launched: list[tuple[str, str]] = []
 
     def noting(

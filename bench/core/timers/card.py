@@ -1,4 +1,4 @@
-"""Watches one GPU: its clocks while it works, and whether it was throttled."""
+"""Reads the clocks of one GPU while it works, and whether it was throttled."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 
 class ClockWatch(ExitStack):
-    """Reads a GPU's clocks while the GPU works, inside `with`.  Without NVML, or if `uuid` is None, NVML is not called.
+    """Reads a GPU's clocks while the GPU works, inside `with`.
 
-    The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
-    the reasons for a lower clock.
-    """
+    The device itself reads its SM clock (`sm_clock.DeviceClock`).  NVML adds power, temperature and the reasons for a
+    lower clock.  NVML is not called without `uuid`, or if NVML is missing."""
 
     def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None, unread: str = ""):
         super().__init__()
@@ -78,14 +77,15 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """The readings as JSON values; None if nothing was read.
+        """Returns the readings as JSON values, or None if nothing was read.
 
-        The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` has the
-        reasons that make a reading invalid; None if NVML did not answer, with the cause in `throttle_unread`.
-        `other_processes` is their number on the card; None if NVML does not list this process, as in some containers.
-        `sm_clock_hz` and its range are those that the device read; `sm_clock_unread` says why it read none."""
-        held = self._device_clock.readings_hz() if self._device_clock is not None else []
-        if not self._readings and not held:
+        The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
+        reasons that make a reading invalid.  If NVML did not answer, `throttled` is None and `throttle_unread` gives
+        the cause. `other_processes` counts the other processes on the GPU; None if NVML does not list this process, as
+        in some containers. `sm_clock_hz` and its range are the clock rates that the device read; `sm_clock_unread` says
+        why it read none."""
+        sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
+        if not self._readings and not sm_clocks:
             return self._unread or None
 
         def read(name: str) -> list[Json]:
@@ -101,17 +101,16 @@ class ClockWatch(ExitStack):
             "throttled": None if bits is None else [name for bit, name in REASONS.items() if bits & bit & THROTTLED],
             **({"throttle_unread": unread} if bits is None else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
-            "sm_clock_hz": statistics.median(held) if held else None,
-            "sm_clock_range_hz": [min(held), max(held)] if held else None,
+            "sm_clock_hz": statistics.median(sm_clocks) if sm_clocks else None,
+            "sm_clock_range_hz": [min(sm_clocks), max(sm_clocks)] if sm_clocks else None,
             **self._unread,
         }
 
 
 def others_among(pids: Collection[int]) -> int | None:
-    """The number of processes in `pids` that do not belong to this program; None if `pids` lacks this process.
+    """Counts the processes in `pids` that do not belong to this program.  Returns None if `pids` lacks this process.
 
-    The oldest ancestor that runs Python, and all its descendants, belong to this program.
-    """
+    This program is the oldest ancestor process that runs Python, with all its descendants."""
     if os.getpid() not in pids:
         return None
     first = psutil.Process()

@@ -1,4 +1,4 @@
-"""The timer of a CPU.  It pins each of torch's threads to one processor during timing.
+"""Implements the timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
 If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
 that it already runs on, so two measuring processes do not choose one processor.  Only threads that share a core move.
@@ -24,29 +24,28 @@ from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 _TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The numbers of two settings of mallopt(3)."""
-_known: dict[tuple[int, int], tuple[int, ...]] = {}
+_thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
 """Torch's threads by (calling thread, number of threads), cached because a search for threads takes 10 ms or more."""
 
 
 @contextmanager
 def pinned_threads() -> Iterator[str]:
-    """Pins torch's threads and yields `threads pinned`, or the reason why they were not pinned.
+    """Pins torch's threads.  Yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end each thread may again run on its earlier processors.  New threads get the caller's processors.
-    """
-    before = _affinities()
-    allowed = before.get(threading.get_native_id(), set())
-    if why := _pin(before, allowed):
-        yield f"threads not pinned: {why}"
+    At the end each thread may again run on its earlier processors.  New threads get the caller's processors."""
+    old_affinities = _affinities()
+    allowed_cpus = old_affinities.get(threading.get_native_id(), set())
+    if reason := _pin(old_affinities, allowed_cpus):
+        yield f"threads not pinned: {reason}"
         return
     try:
         yield "threads pinned"
     finally:
-        _release(before, allowed)
+        _release(old_affinities, allowed_cpus)
 
 
 def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
-    """Pins torch's threads to processors in `allowed`.  Returns the reason if that is not possible, else ""."""
+    """Pins torch's threads to processors in `allowed`.  Returns "", or the reason if that is not possible."""
     count = torch.get_num_threads()
     if not allowed:
         return "this system does not offer it"
@@ -58,9 +57,9 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
     try:
         # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
         stats = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
-        places = assign([int(stat[36]) for stat in stats], allowed, {cpu: _core(cpu) for cpu in allowed})
-        for thread, place in zip(threads, places, strict=True):
-            os.sched_setaffinity(thread, {place})
+        chosen_cpus = assign([int(stat[36]) for stat in stats], allowed, {cpu: _core(cpu) for cpu in allowed})
+        for thread, chosen_cpu in zip(threads, chosen_cpus, strict=True):
+            os.sched_setaffinity(thread, {chosen_cpu})
     except OSError as error:
         _release(before, allowed)
         return str(error.strerror)
@@ -68,33 +67,34 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """A processor per thread: its last processor if the core is idle, else one on an idle core, else a free one."""
-    chosen: dict[int, int] = {}
+    """Assigns a processor to each thread: its last processor, or a free one on an idle core if another thread has the
+    core. If no core is idle, the thread gets its last processor if it is free, else any free processor."""
+    cpu_map: dict[int, int] = {}
     cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
     for index in sorted(range(len(last_cpus)), key=lambda index: cores.index(cores[index]) != index):
-        free = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in chosen.values()]
-        busy = {core_of[cpu] for cpu in chosen.values()}
-        chosen[index] = next((cpu for cpu in free if core_of[cpu] not in busy), free[0])
-    return [chosen[index] for index in range(len(last_cpus))]
+        free = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in cpu_map.values()]
+        busy_cores = {core_of[cpu] for cpu in cpu_map.values()}
+        cpu_map[index] = next((cpu for cpu in free if core_of[cpu] not in busy_cores), free[0])
+    return [cpu_map[index] for index in range(len(last_cpus))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """The calling thread, and the threads that were busy during a parallel op of the calling thread."""
+    """Returns the calling thread, and the threads that were busy during a parallel op of the calling thread."""
     key = caller, _ = threading.get_native_id(), count
-    if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
-        return _known[key]
+    if key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[key]):
+        return _thread_cache[key]
     values = torch.ones(2**22)
     values.add_(1.0)  # starts the threads
-    before = run_times()
+    old_times = run_times()
     for _ in range(4):
         values.add_(1.0)
-    spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in run_times().items()}
-    least = BUSY_SHARE * spent.get(caller, 0)
-    others = sorted((thread for thread in spent if thread != caller and spent[thread] > least), key=lambda t: -spent[t])
-    threads = (caller, *others[: count - 1])
+    spent = {thread: times[0] - old_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
+    limit = BUSY_SHARE * spent.get(caller, 0)
+    peers = sorted((thread for thread in spent if thread != caller and spent[thread] > limit), key=lambda t: -spent[t])
+    threads = (caller, *peers[: count - 1])
     if len(threads) == count:
-        _known[key] = threads
+        _thread_cache[key] = threads
     return threads
 
 
@@ -107,7 +107,7 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """The processors on which each thread of this process may run; empty if the system does not report them."""
+    """Returns the processors on which each thread may run, or an empty dict if the system does not report them."""
     affinities: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):
@@ -116,28 +116,27 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Restores each thread's affinity.  A thread that was started meanwhile has one processor, and gets `allowed`."""
-    for thread, now in _affinities().items():
+    """Restores each thread's affinity.  A thread that was started in the meantime gets the processors `allowed`."""
+    for thread, current_cpus in _affinities().items():
         affinity = before.get(thread, allowed)
-        if now != affinity:
+        if current_cpus != affinity:
             with suppress(OSError):
                 os.sched_setaffinity(thread, affinity)
 
 
 def keep_freed_memory() -> str:
-    """Makes the allocator keep freed memory for the rest of the process.  Returns a note for the method's name.
+    """Makes the allocator keep freed memory for the rest of the process.  Returns a text for the method's name.
 
-    glibc may give freed memory back to the system; then the next call has a page fault for each page.  In some
-    processes this happened in each call, in others never: softmax of 16 x 1,024 took 210 or 120 us.  Allocations above
-    32 MiB, glibc's limit, are still given back.  The note is empty if the allocator has no such setting.
-    """
+    glibc may give freed memory back to the system; then the next call has a page fault for each page.  Some processes
+    did this in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
+    limit, are still given back.  The text is empty if the allocator has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
     accepted = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
     return ", freed memory kept" if all(accepted) else ""
 
 
 class CpuTimer(Timer):
-    """Reads `perf_counter` before and after synchronous calls.  Each of torch's threads is pinned to one processor."""
+    """Times functions with `perf_counter`.  Each of torch's threads is pinned to one processor."""
 
     def __init__(self, cold: bool = True, flush: str = "read", clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
@@ -147,26 +146,26 @@ class CpuTimer(Timer):
         self._threads = ""
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        read = {}
+        seconds_by_name = {}
         for name, function, count in calls:
             self.flush()
-            began = self._clock()
+            start_s = self._clock()
             for _ in range(count):
                 function()
-            read[name] = self._clock() - began
+            seconds_by_name[name] = self._clock() - start_s
         if observe:
             observe()
-        return read
+        return seconds_by_name
 
     @contextmanager
     def sampling(self) -> Iterator[Callable[[], float | None]]:
-        """Pins the threads after the warm-up, because threads that libraries start in it must not inherit a pin."""
+        """Pins the threads after the warm-up, because threads that libraries start before must not inherit a pin."""
         with pinned_threads() as note:
             self._threads = f", {note}"
             yield partial(waiting_since, run_times())
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """The smallest observed difference between two readings of the clock."""
+        """Returns the smallest observed difference between two readings of the clock."""
         return self._step
 
     def method(self, name: str) -> str:
@@ -174,7 +173,7 @@ class CpuTimer(Timer):
 
 
 def _step(clock: Callable[[], float]) -> float:
-    began = now = clock()
-    while now <= began:
-        now = clock()
-    return now - began
+    start_s = reading_s = clock()
+    while reading_s <= start_s:
+        reading_s = clock()
+    return reading_s - start_s

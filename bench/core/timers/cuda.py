@@ -1,7 +1,7 @@
-"""The timer of a GPU, by CUDA events.
+"""Implements the timer of a GPU, with CUDA events.
 
-A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
-Therefore each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
+A short kernel of a few microseconds ends before the host has launched the next kernel.  Then two events would measure
+the host.  So each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda
 
 
 class Torch:
-    """The functions of `torch.cuda` that the timer uses, as they were at import."""
+    """Holds the functions of `torch.cuda` that the timer uses, as they were at import."""
 
     Event, current_stream, synchronize, sleep = map(
         staticmethod, bound("torch.cuda", "Event current_stream synchronize _sleep")
@@ -46,13 +46,13 @@ COARSE_STEP_S = 1.024e-6
 
 
 class CudaCalls:
-    """The operations of one CUDA device that the timers use, on the current stream.  Tests replace this class."""
+    """Provides the operations of a CUDA device for the timers, on the current stream.  Tests replace this class."""
 
     def __init__(self, device: torch.device):
         self.device = device
 
     def clock(self) -> float:
-        """The host's time in seconds."""
+        """Returns the host's time in seconds."""
         return time.perf_counter()
 
     def use(self) -> AbstractContextManager[object]:
@@ -64,17 +64,17 @@ class CudaCalls:
         return int(_cuda.get_device_properties(self.device).L2_cache_size)
 
     def event(self) -> torch.cuda.Event:
-        """Records a new event that has a time, and returns the event."""
+        """Records a new CUDA event with timing enabled, and returns the event."""
         event = cast(torch.cuda.Event, Torch.Event(enable_timing=True))
         Torch.record(event, Torch.current_stream(self.device))
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
-        """Whether the device has reached `event`."""
+        """Returns whether the device has reached `event`."""
         return bool(Torch.query(event))
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two events that the device has reached."""
+        """Returns the seconds between two events that the device has reached."""
         return cast(float, Torch.elapsed_time(start, end)) * 1e-3
 
     def sleep(self, cycles: int) -> None:
@@ -86,7 +86,7 @@ class CudaCalls:
 
 
 class EventTimer(Timer):
-    """Reads pairs of CUDA events behind a wait on the device.  The length of the wait depends on the timed function."""
+    """Times functions with pairs of CUDA events, behind a wait on the device.  The wait depends on the function."""
 
     def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         self.cuda = cuda
@@ -101,7 +101,7 @@ class EventTimer(Timer):
             self._grid = self._read_grid()
 
     def _calibrate(self) -> float:
-        """Measures cycles per second, after some work, because the clock of an idle card is low."""
+        """Measures the SM clock in cycles per second, after some work, because an idle GPU has a low clock."""
         rates: list[float] = []
         worked_s = 0.0
         while len(rates) < 3 or worked_s < WAKE_UP_S:
@@ -115,55 +115,54 @@ class EventTimer(Timer):
         return max(rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the step of event times, by waits of slowly increasing length."""
-        pairs = []
+        """Measures the resolution of event times, with waits of slowly increasing length."""
+        event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in GRID:
             start = self.cuda.event()
             self.cuda.sleep(cycles)
-            pairs.append((start, self.cuda.event()))
+            event_pairs.append((start, self.cuda.event()))
         self.cuda.synchronize()
-        return grid_of([self.cuda.seconds(start, end) for start, end in pairs])
+        return grid_of([self.cuda.seconds(start, end) for start, end in event_pairs])
 
     def wait_s(self, name: str) -> float:
-        """The length of the next wait for the function `name`."""
+        """Returns the length in seconds of the next wait for the function `name`."""
         return min(max(SAFETY * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
         """Enqueues a sample behind a wait.  Returns whether the wait was long enough, and the sample's two events.
 
-        A function that waits for the device itself gets no wait.
-        """
+        If the function itself waits for the device, the sample gets no wait."""
         name = call[0]
         if name in self.gaps:
             return True, self._sample(call)
         wait_s = self.wait_s(name)
-        began = self.cuda.clock()
+        start_s = self.cuda.clock()
         self.cuda.sleep(int(wait_s * self.cycles_per_s))
         released = self.cuda.event()
         events = self._sample(call)
-        late = self.cuda.passed(released)
-        took = self.cuda.clock() - began
+        wait_ended = self.cuda.passed(released)
+        took = self.cuda.clock() - start_s
         # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
-        self._host.setdefault(name, deque(maxlen=REMEMBERED)).append(max(took, wait_s) if late else took)
-        if late and wait_s >= MAX_BACKLOG_S:
+        self._host.setdefault(name, deque(maxlen=REMEMBERED)).append(max(took, wait_s) if wait_ended else took)
+        if wait_ended and wait_s >= MAX_BACKLOG_S:
             self.gaps.add(name)
-        return not late or name in self.gaps, events
+        return not wait_ended or name in self.gaps, events
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        """Takes one sample of every function, in this order.  If a wait was too short, the sample is taken again."""
-        read: dict[str, float] = {}
+        """Takes one sample of every function in `calls`, in order.  Repeats a sample if its wait was too short."""
+        seconds_by_name: dict[str, float] = {}
         pending = list(calls)
         with self.cuda.use():
             while pending:
-                taken = {call[0]: self._enqueue(call) for call in pending}
+                samples = {call[0]: self._enqueue(call) for call in pending}
                 if observe:
                     observe()
                 self.cuda.synchronize()
-                read |= {name: self.cuda.seconds(*events) for name, (_, events) in taken.items()}
-                pending = [call for call in pending if not taken[call[0]][0]]
+                seconds_by_name |= {name: self.cuda.seconds(*events) for name, (_, events) in samples.items()}
+                pending = [call for call in pending if not samples[call[0]][0]]
                 observe = None
-        return {name: read[name] for name, _, _ in calls}
+        return {name: seconds_by_name[name] for name, _, _ in calls}
 
     def _sample(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Enqueues the flush and the calls.  Returns the events before and after the calls."""
@@ -179,12 +178,12 @@ class EventTimer(Timer):
             self.cuda.synchronize()
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """The smallest difference between two of `readings` or of the waits at the start; it differs between cards."""
+        """Returns the smallest difference between event times, in `readings` or at the start.  It varies by GPU."""
         steps = [step for step in (grid_of(readings), self._grid) if step is not None]
         return min(steps, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """Seconds per call of an empty kernel: the minimum of several readings with `calls` calls per sample."""
+        """Returns the seconds per call of an empty kernel: the minimum of several samples with `calls` calls each."""
         if calls not in self._floors:
             name = f"an empty kernel, {calls} to a sample"
             empty = (name, lambda: self.cuda.sleep(0), calls)

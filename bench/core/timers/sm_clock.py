@@ -1,7 +1,7 @@
-"""Reads a GPU's SM clock on the device itself: a kernel compares cycles with the nanosecond timer.
+"""Reads a GPU's SM clock on the device: a kernel counts cycles and reads the nanosecond timer.
 
-NVML reports a sample of the past milliseconds; this kernel reads the clock at one point in the stream of work.  Import
-this module only before a GPU is used: it imports Triton, whose interpreter mode cannot change afterwards.
+NVML reports a sample from the past milliseconds.  This kernel reads the clock at one point in the stream.  Import this
+file only before a GPU is used, because it imports Triton, and Triton's interpreter mode cannot change afterwards.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 class DeviceClock:
-    """Takes readings of the SM clock on `device`.  A reading is enqueued on the current stream behind earlier work."""
+    """Reads the SM clock on `device`.  A reading is enqueued on the current stream behind earlier work."""
 
     def __init__(self, device: torch.device):
         self._counts = torch.zeros(MAX_READINGS, 2, dtype=torch.int64, device=device)
@@ -64,20 +64,20 @@ class DeviceClock:
         self._taken = 0
 
     def enqueue(self) -> None:
-        """Enqueues one reading, which takes `SPAN_NS`, behind the work on the current stream."""
+        """Enqueues one reading of the SM clock on the current stream.  The reading takes `SPAN_NS` nanoseconds."""
         if self._taken < MAX_READINGS:
             with torch.cuda.device(self._counts.device):
                 _count_cycles[(1,)](self._counts[self._taken], SPAN=SPAN_NS, num_warps=1)
             self._taken += 1
 
     def readings_hz(self) -> list[float]:
-        """Waits for the device, and returns all readings in order."""
+        """Waits for the device, and returns all SM clock readings in Hz, in order."""
         counts = self._counts[: self._taken].cpu().tolist()
         return [1e9 * cycles / elapsed for cycles, elapsed in counts if elapsed]
 
 
 def sm_clock_under_load(device: torch.device) -> float:
-    """The SM clock in Hz, read behind matrix products that keep the whole card busy."""
+    """Returns the SM clock in Hz, read after matrix multiplications that keep the whole GPU busy."""
     clock = DeviceClock(device)
     a, b = (torch.randn(LOAD_SIZE, LOAD_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(LOAD_PRODUCTS):

@@ -1,4 +1,4 @@
-"""The timing protocol of the bench.  The docstring of `time_functions` describes the protocol."""
+"""Implements the benchmark's timing protocol, which the docstring of `time_functions` describes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STEADY = 0.95
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """The timer of a device.  With `cold` the timer empties the cache before each sample.  Raises `ValueError` if the
-    device is neither cpu nor cuda, and on an unknown flush."""
+    """Returns the timer of a device.  With `cold`, it empties the cache before each sample.  Raises `ValueError` on a
+    device other than cpu and cuda, and on an unknown `flush`."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
@@ -59,44 +59,45 @@ def time_functions(
     flush: str = "read",
     renew: Function | None = None,
 ) -> dict[str, Samples]:
-    """Times functions of no arguments against each other.  The protocol:
+    """Times functions without arguments in turn, so that their times can be compared.  The protocol:
 
-    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget.  Then
-       warm up in rounds of one call per function, so that caches and clocks settle.  The warm-up ends when a round
-       makes no function 5% faster than its fastest call so far (after at least three rounds, or 30% of the budget).
+    1. Call each function twice.  These first calls may compile, autotune and load, so the budget does not include them.
+       Then warm up in rounds of one call per function, so that caches and clocks settle.  The warm-up ends after 30% of
+       the budget.  It ends earlier if, after at least three rounds, a round makes no function 5% faster.
     2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
-       is drawn from `seed`, rotated by one each round and reversed every second round, so that positions are balanced.
-    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
-       The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
-       writes, for cards on which writing empties the cache better (`results/targets/flush.py`); `cold=False` does not
-       flush.  The caller's functions must cycle through several copies of random inputs; `renew` changes the values of
-       the inputs before each round, except the last three.
-    4. On a CPU a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
-       name says why they are not; the allocator keeps what a call frees (`cpu.keep_freed_memory`).
-    5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
-       and the launches run back to back.  If the wait was too short, the sample is taken again with a longer wait.  If
-       a function itself waits for the device, the method's name says so.  A sample is a pair of events on the current
-       stream, so every function can be timed, and the device does no additional work.
-    6. Several calls share one sample if, in the warm-up, a call was shorter than ten steps of the clock.  Then only the
-       first call finds the cache cold, and the L2 state of the reading is `warm`.  If a sample is still shorter than
-       ten steps, it is not `resolved`.
-    7. Samples are taken for `budget_s` seconds in all, warm-up included, and until there are `min_samples`, even if
-       that takes longer.  If there are fewer than a quarter of the samples that fit into the budget at the median
-       round (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all functions are sampled
-       on until no reading is noise, for at most `more_s` seconds.  All samples are kept raw, in time order.  Python's
-       garbage collector is off.
-    8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
+       is drawn from `seed`.  Each order is used twice, the second time in reverse.  Then it is rotated by one position.
+       So positions are balanced.
+    3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  The
+       flush reads, because written (dirty) lines would be copied back to memory inside the next sample.
+       `flush="write"` writes, for GPUs on which writing empties the cache better (`results/targets/flush.py`).
+       `cold=False` does not flush. The caller's functions must cycle through several copies of random inputs.  `renew`
+       changes the values of the inputs before each round, except the last three.
+    4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
+       name says why they are not.  The allocator keeps the memory that a call frees (`cpu.keep_freed_memory`).
+    5. On CUDA, enqueue every sample behind a wait on the device.  The wait is longer than the host's work, so that the
+       flush and the launches run back to back.  If the wait was too short, the sample is taken again with a longer
+       wait. If a function itself waits for the device, the method's name says so.  A sample is a pair of events on the
+       current stream, so every function can be timed, and the device does no additional work.
+    6. If a call in the warm-up was shorter than ten steps of the clock, put several calls into one sample.  Then only
+       the first call finds the cache cold, and the L2 state of the reading is `warm`.  If a sample is still shorter
+       than ten steps, it is not `resolved`.
+    7. Take samples for `budget_s` seconds in all, warm-up included.  Take at least `min_samples`, even if that takes
+       longer.  If there are too few samples (`noise.few`), the budget is doubled.  Too few means less than a quarter of
+       the samples that fit into the budget at the median round.  If one reading is noise (`noise.why_noisy`), all
+       functions are sampled further, until no reading is noise or `more_s` seconds have passed.  All samples are kept
+       raw, in time order.  Python's garbage collector is off.
+    8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 
-    `observe` is called once per round of samples, between samples, but not in the warm-up; on CUDA it is called while
+    `observe` is called once per round of samples, between samples, but not in the warm-up.  On CUDA it is called while
     the device works.  If `timer` (from `timer_for`) is given, `device`, `cold` and `flush` are ignored.
 
-    Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or another device.
-    """
+    Raises `ValueError` if there are no functions, the budget is not positive, `min_samples` is less than one, or the
+    device is neither cpu nor cuda."""
     _check_arguments(functions, budget_s, min_samples)
     watch = timer or timer_for(torch.device(device), cold, flush)
-    threads, closing, most = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
+    threads, closing, limit = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
     readings: dict[str, list[float]] = {name: [] for name in functions}
-    ends: list[float] = []
+    round_times: list[float] = []
     orders = _orders(list(functions), seed)
 
     def take() -> None:
@@ -105,8 +106,8 @@ def time_functions(
             readings[name].append(seconds)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
-        """Why there are too few samples, and for each function why its samples are noise."""
-        lacking = few(min(map(len, readings.values())), _room(ends, budget_s))
+        """Returns the reason if there are too few samples, and for each function the reason if it is noisy."""
+        lacking = few(min(map(len, readings.values())), _room(round_times, budget_s))
         return lacking, {name: why_noisy(values, waited) or lacking for name, values in readings.items()}
 
     with ExitStack() as stack:
@@ -115,29 +116,29 @@ def time_functions(
             gc.disable()
         for function in [*functions.values()] * FIRST_CALLS:
             watch.first_call(function)
-        began = perf_counter()
-        fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
+        start_s = perf_counter()
+        fastest = _warm_up(watch, functions, start_s + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
         with watch.sampling() as waiting:
-            while (taken := min(map(len, readings.values()))) < most - closing:
-                ends.append(perf_counter())
-                spent = ends[-1] - began
-                if taken >= min_samples - closing and spent > budget_s:
-                    lacking, noisy = judged(waiting())
-                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not any(noisy.values()):
+            while (sample_count := min(map(len, readings.values()))) < limit - closing:
+                round_times.append(perf_counter())
+                spent = round_times[-1] - start_s
+                if sample_count >= min_samples - closing and spent > budget_s:
+                    lacking, noise_by_name = judged(waiting())
+                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not any(noise_by_name.values()):
                         break
                 if renew:
                     renew()
                 take()
             for _ in range(closing):
                 take()
-            lacking, noisy = judged(waiting())
+            lacking, noise_by_name = judged(waiting())
         replaced = tampered(threads)
-        samples_of = {}
+        samples_by_name = {}
         for name, values in readings.items():
             samples = _samples(watch, name, values, calls[name], cold)
-            samples_of[name] = replace(samples, noise=noisy[name], few=lacking, fault=replaced or "")
-        return samples_of
+            samples_by_name[name] = replace(samples, noise=noise_by_name[name], few=lacking, fault=replaced or "")
+        return samples_by_name
 
 
 def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
@@ -150,7 +151,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """The number of rounds that fit into a budget after the warm-up: the time left, divided by the median round's time.
+    """Returns the number of rounds that fit into a budget after the warm-up: `remaining_time / median_round_time`.
 
     `ends` are the times at which rounds began and ended.
     """
@@ -171,19 +172,19 @@ def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold:
 
 def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
     random.Random(seed).shuffle(names)
-    for turn in itertools.count():
-        start = turn // 2 % len(names)
+    for round_index in itertools.count():
+        start = round_index // 2 % len(names)
         order = names[start:] + names[:start]
-        yield order if turn % 2 == 0 else order[::-1]
+        yield order if round_index % 2 == 0 else order[::-1]
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
     """Warms up the functions, and returns the fastest reading of each function."""
     fastest = dict.fromkeys(functions, math.inf)
     for rounds in itertools.count(1):
-        read = watch.round([(name, function, 1) for name, function in functions.items()])
-        steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
-        fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
+        seconds_by_name = watch.round([(name, function, 1) for name, function in functions.items()])
+        steady = all(seconds >= STEADY * fastest[name] for name, seconds in seconds_by_name.items())
+        fastest = {name: min(seconds, fastest[name]) for name, seconds in seconds_by_name.items()}
         if (steady and rounds >= 3) or perf_counter() > deadline:
             break
     return fastest

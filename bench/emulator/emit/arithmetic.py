@@ -1,4 +1,4 @@
-"""Emits arithmetic and logic of floats and integers (PTX ISA 8.7, sections 9.7.1 to 9.7.5, 9.7.8)."""
+"""Emits Python code for arithmetic and logic of floats and integers (PTX ISA 8.7, sections 9.7.1 to 9.7.5, 9.7.8)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")
 
 
 def rounding_of(parts: list[str]) -> str:
-    """The rounding mode that an opcode names, or an empty string."""
-    return next((part for part in parts if part in ROUNDINGS), "")
+    """Returns the rounding mode that an opcode names, or an empty string."""
+    return next((modifier for modifier in parts if modifier in ROUNDINGS), "")
 
 
 def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
@@ -26,10 +26,10 @@ def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
     name = "fma" if parts[0] == "mad" else parts[0]
     values = [g.value(item, dtype) for item in operands[1:]]
     rounding, ftz, sat = rounding_of(parts) or "rn", "ftz" in parts, "sat" in parts
-    plain = rounding == "rn" and not ftz and not sat
-    if name in _SIGNS and plain:
+    is_default = rounding == "rn" and not ftz and not sat
+    if name in _SIGNS and is_default:
         g.define(operands[0], f"{values[0]} {_SIGNS[name]} {values[1]}", dtype)
-    elif name == "fma" and plain:
+    elif name == "fma" and is_default:
         g.define(operands[0], f"floats.fma_rn_{kind}({', '.join(values)})", dtype)
     elif name == "div" and ("full" in parts or "approx" in parts):
         function = "div_full" if "full" in parts else "div"
@@ -75,7 +75,7 @@ def _half(g: Generator, instruction: Instruction, kind: str) -> None:
 def special_functions(g: Generator, instruction: Instruction) -> None:
     """Emits the Python code of reciprocals, roots, exponentials, logarithms and trigonometric functions."""
     parts, operands = instruction.parts, instruction.operands
-    kind = next(part for part in reversed(parts) if part in DTYPES)
+    kind = next(modifier for modifier in reversed(parts) if modifier in DTYPES)
     name, dtype, ftz = parts[0], dtype_of(kind), "ftz" in parts
     value = g.value(operands[1], dtype)
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
@@ -96,7 +96,7 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
 
 @emits("copysign")
 def copy_sign(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `copysign`."""
+    """Emits the Python code of `copysign`, which copies the sign of a float."""
     dtype = dtype_of(instruction.parts[-1])
     values = ", ".join(g.value(item, dtype) for item in instruction.operands[1:])
     g.define(instruction.operands[0], f"floats.copysign({values})", dtype)
@@ -104,15 +104,15 @@ def copy_sign(g: Generator, instruction: Instruction) -> None:
 
 @emits("testp")
 def test_property(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `testp`."""
+    """Emits the Python code of `testp`, which tests a property of a float."""
     _, name, kind = instruction.parts
     value = g.value(instruction.operands[1], dtype_of(kind))
     g.define(instruction.operands[0], f"floats.testp({value}, {name!r})", "?")
 
 
 def kind_of(instruction: Instruction) -> str:
-    """The type of an instruction: the last type in its opcode."""
-    kinds = [part for part in instruction.parts if part in DTYPES]
+    """Returns the type of an instruction: the last type in its opcode."""
+    kinds = [modifier for modifier in instruction.parts if modifier in DTYPES]
     if not kinds:
         raise PtxError(f"PTX: expected a type in {instruction.text!r}")
     return kinds[-1]
@@ -124,7 +124,7 @@ def _unsigned(kind: str) -> str:
 
 @emits("add", "sub", "mul", "mad", "div", "rem", "min", "max", "abs", "neg", "fma")
 def arithmetic(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of operations that both integers and floats have."""
+    """Emits the Python code of the operations that exist for integers and for floats."""
     kind = kind_of(instruction)
     if kind in _FLOATS:
         emit_float(g, instruction, kind)
@@ -170,27 +170,27 @@ def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
         else:
             g.define(operands[0], f"integers.mul_hi({a}, {b})", signed)
         return
-    wide = signed[0] + str(2 * int(signed[1]))
-    product = f"{a}.astype({wide}) * {b}.astype({wide})"
+    wide_type = signed[0] + str(2 * int(signed[1]))
+    product = f"{a}.astype({wide_type}) * {b}.astype({wide_type})"
     if parts[0] == "mad":
-        product += f" + {g.value(operands[3], wide)}"
-    g.define(operands[0], product, wide)
+        product += f" + {g.value(operands[3], wide_type)}"
+    g.define(operands[0], product, wide_type)
 
 
 def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
-    """Emits the Python code of `add`, `min` and `max` of packed 16-bit integers."""
-    name, half = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
+    """Emits the Python code of `add`, `min` and `max` of two 16-bit integers in one register."""
+    name, half_type = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
     function = {"add": "np.add", "min": "integers.imin", "max": "integers.imax"}.get(name)
     if function is None:
         raise unknown(instruction)
     a, b = (g.value(item, "u4") for item in instruction.operands[1:3])
     relu = ", True" if "relu" in instruction.parts else ""
-    g.define(instruction.operands[0], f"integers.pairs({function}, {a}, {b}, {half}{relu})", "u4")
+    g.define(instruction.operands[0], f"integers.pairs({function}, {a}, {b}, {half_type}{relu})", "u4")
 
 
 @emits("addc", "subc", "madc")
 def with_carry(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of operations that take a carry (`addc`) or give a carry (`.cc`)."""
+    """Emits the Python code of operations that read a carry flag (`addc`) or write a carry flag (`.cc`)."""
     name, parts, kind = instruction.parts[0], instruction.parts, kind_of(instruction)
     # The operands are signed or unsigned as the type says: the upper half of a product depends on the sign.
     arguments = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
@@ -208,7 +208,7 @@ def with_carry(g: Generator, instruction: Instruction) -> None:
 
 @emits("and", "or", "xor", "not", "cnot")
 def logic(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of bitwise operations, also on predicates."""
+    """Emits the Python code of bitwise operations, including those on predicates."""
     dtype = dtype_of(kind_of(instruction))
     values = [g.value(item, dtype) for item in instruction.operands[1:]]
     name = instruction.parts[0]
@@ -222,7 +222,7 @@ def logic(g: Generator, instruction: Instruction) -> None:
 
 @emits("shl", "shr")
 def shifts(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of shifts: a count above the width acts like the width, as in NumPy."""
+    """Emits the Python code of `shl` and `shr`.  A shift by more than the width acts like a shift by the width."""
     dtype = dtype_of(kind_of(instruction))
     a, count = instruction.operands[1:3]
     name, bits = instruction.parts[0], 8 * int(dtype[1])
@@ -235,10 +235,10 @@ def shifts(g: Generator, instruction: Instruction) -> None:
 
 @emits("shf")
 def funnel_shift(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `shf`."""
+    """Emits the Python code of the funnel shift `shf`."""
     values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:])
-    left, clamp = "l" in instruction.parts, "clamp" in instruction.parts
-    g.define(instruction.operands[0], f"integers.shf({values}, {left}, {clamp})", "u4")
+    shifts_left, clamp = "l" in instruction.parts, "clamp" in instruction.parts
+    g.define(instruction.operands[0], f"integers.shf({values}, {shifts_left}, {clamp})", "u4")
 
 
 @emits("bfe", "bfi")
@@ -273,7 +273,7 @@ def bit_counts(g: Generator, instruction: Instruction) -> None:
 
 @emits("fns", "bmsk", "szext")
 def masks(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `fns`, `bmsk` and `szext`."""
+    """Emits the Python code of the bit mask instructions `fns`, `bmsk` and `szext`."""
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
     if name == "fns":
         mask, base, offset = instruction.operands[1:]
@@ -287,7 +287,7 @@ def masks(g: Generator, instruction: Instruction) -> None:
 
 @emits("lop3", "prmt")
 def permutations(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `lop3` and `prmt`."""
+    """Emits the Python code of `lop3` (logic) and `prmt` (byte permutation)."""
     values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
     if instruction.parts[0] == "lop3":
         table = instruction.operands[4]
@@ -302,11 +302,11 @@ def permutations(g: Generator, instruction: Instruction) -> None:
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
 def dots(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `sad`, `dp4a`, `dp2a`, `mul24` and `mad24`."""
+    """Emits the Python code of dot products (`dp4a`, `dp2a`), 24-bit products (`mul24`, `mad24`) and `sad`."""
     parts, operands = instruction.parts, instruction.operands
     name, dtype = parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):
-        signs = [part for part in parts if part in ("u32", "s32")]
+        signs = [modifier for modifier in parts if modifier in ("u32", "s32")]
         high = f", {'hi' in parts}" if name == "dp2a" else ""
         result = "i4" if "s32" in signs else "u4"
         a, b, c = g.value(operands[1], "u4"), g.value(operands[2], "u4"), g.value(operands[3], result)

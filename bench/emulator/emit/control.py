@@ -1,4 +1,4 @@
-"""Emits branches, barriers, mbarriers, register moves, exchanges in a warp (PTX ISA 8.7, sections 9.7.12, 13, 20)."""
+"""Emits Python code for branches, barriers, mbarriers, register counts, shuffles (PTX ISA 8.7, 9.7.12, 13, 20)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `bra`, `ret`, `exit`.  Lanes may share the predicate, or each may have its own."""
+    """Emits the Python code of `bra`, `ret` and `exit`.  The lanes have one common predicate, or one predicate each."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -37,7 +37,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `brx.idx`."""
+    """Emits the Python code of `brx.idx`, a branch with several targets."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
@@ -48,14 +48,14 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
 
 @emits("trap", "brkpt")
 def trap(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `trap`: the kernel stops with a fault."""
+    """Emits the Python code of `trap`, which stops the kernel with a fault."""
     g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
     g.line(f"return {instruction.number + 1}")
 
 
 @emits("call")
 def call(g: Generator, instruction: Instruction) -> None:
-    """Emits calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
+    """Emits the Python code of calls to driver functions.  A failed assertion ends the run; printing is ignored."""
     if "assertfail" in instruction.opcode:
         text = "a device-side assertion failed"
         g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {text!r}, {instruction.number})")
@@ -63,13 +63,13 @@ def call(g: Generator, instruction: Instruction) -> None:
 
 @emits("nanosleep")
 def sleep(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `nanosleep`: other contexts may run next."""
+    """Emits the Python code of `nanosleep`, which lets other threads run next."""
     g.line("c.steps += 1")
 
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
-    """Emits `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` (or `barrier`) and `barrier.cluster`."""
+    """Emits the Python code of `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`."""
     parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
     if parts[1] == "warp":
@@ -96,13 +96,13 @@ def barrier(g: Generator, instruction: Instruction) -> None:
 
 
 def _reduction(g: Generator, instruction: Instruction) -> None:
-    operands, operation = instruction.operands, next(part for part in instruction.parts if part in _REDUCTIONS)
+    operands, operation = instruction.operands, next(word for word in instruction.parts if word in _REDUCTIONS)
     g.unguarded(instruction)
-    target, number, *rest = operands
-    count = g.value(rest[0], "u4") if len(rest) > 1 else "None"
+    target, number, *last_operands = operands
+    count = g.value(last_operands[0], "u4") if len(last_operands) > 1 else "None"
     if not isinstance(target, Register):
         raise PtxError(f"PTX: expected a register for the result of {instruction.text!r}")
-    predicate = g.value(rest[-1], "?")
+    predicate = g.value(last_operands[-1], "?")
     g.line(
         f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(number, 'u4')}, {count},"
         f" {predicate}, {instruction.number + 1}, {instruction.number})"
@@ -112,7 +112,7 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 
 @emits("mbarrier")
 def mbarrier(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `mbarrier` and its operations."""
+    """Emits the Python code of the `mbarrier` instructions."""
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
     if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
@@ -123,37 +123,37 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
         _wait(g, instruction)
         return
     target = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
-    at = located(g, operands.pop(0), "shared", instruction)
+    address = located(g, operands.pop(0), "shared", instruction)
     mask, number = g.guard or "None", instruction.number
     values = [g.value(item, "u4") for item in operands]
-    one = g.constant(1, "u4")
+    default_count = g.constant(1, "u4")
     if name == "init":
-        g.line(f"waiting_of(c.group).mbarriers.init(c, {at}, {values[0]}, {mask}, {number})")
+        g.line(f"waiting_of(c.group).mbarriers.init(c, {address}, {values[0]}, {mask}, {number})")
     elif name == "inval":
-        g.line(f"waiting_of(c.group).mbarriers.inval(c, {at}, {mask}, {number})")
+        g.line(f"waiting_of(c.group).mbarriers.inval(c, {address}, {mask}, {number})")
     elif name in ("arrive", "arrive_drop"):
         expect = values[0] if "expect_tx" in parts else "None"
-        count = values[0] if values and "expect_tx" not in parts else one
-        how = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in parts}"
-        call = f"synchronising.update_mbarrier(c, 'arrive', {at}, {count}, {expect}, {mask}, {number}, {how})"
+        count = values[0] if values and "expect_tx" not in parts else default_count
+        options = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in parts}"
+        call = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {expect}, {mask}, {number}, {options})"
         g.define(target, call, "u8")
     elif name == "expect_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'expect', {at}, {values[0]}, {mask}, {number})")
+        g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {values[0]}, {mask}, {number})")
     elif name == "complete_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'complete', {at}, {values[0]}, {mask}, {number})")
+        g.line(f"synchronising.update_mbarrier(c, 'complete', {address}, {values[0]}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
 
 def _wait(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
-    target, where = operands[0], located(g, operands[1], "shared", instruction)
+    target, address = operands[0], located(g, operands[1], "shared", instruction)
     parity = "parity" in parts
     state = g.value(operands[2], "u4" if parity else "u8")
     blocks = parts[1] == "try_wait"
     result = g.temporary()
     g.line(
-        f"{result} = synchronising.mbarrier_wait(c, {where}, {state}, {blocks},"
+        f"{result} = synchronising.mbarrier_wait(c, {address}, {state}, {blocks},"
         f" {g.guard or 'None'}, {instruction.number})"
     )
     if blocks:
@@ -177,12 +177,12 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
     """Emits the Python code of `shfl.sync`."""
     mode = instruction.parts[2]
     target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
-    both = isinstance(target, OperandGroup)
+    has_predicate = isinstance(target, OperandGroup)
     first = target.items[0] if isinstance(target, OperandGroup) else target
     dtype = g.dtypes[value.index] if isinstance(value, Register) else "u4"
     arguments = f"{g.value(value, dtype)}, {g.value(lane, 'u4')}, {g.value(clamp, 'u4')}"
     name, valid = g.temporary(), g.temporary()
-    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {arguments}, {both})")
+    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {arguments}, {has_predicate})")
     g.define(first, name, dtype)
     if isinstance(target, OperandGroup):
         g.define(target.items[1], valid, "?")
@@ -203,11 +203,11 @@ def match(g: Generator, instruction: Instruction) -> None:
     mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    name, same = g.temporary(), g.temporary()
-    g.line(f"{name}, {same} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
+    name, all_equal = g.temporary(), g.temporary()
+    g.line(f"{name}, {all_equal} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
     g.define(target.items[0] if isinstance(target, OperandGroup) else target, name, "u4")
     if isinstance(target, OperandGroup):
-        g.define(target.items[1], same, "?")
+        g.define(target.items[1], all_equal, "?")
 
 
 @emits("redux")
@@ -222,14 +222,14 @@ def reduce(g: Generator, instruction: Instruction) -> None:
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `elect.sync`, which gives the lowest lane of the mask."""
+    """Emits the Python code of `elect.sync`, which selects the lowest lane in a mask."""
     target, mask = instruction.operands
-    name, chosen = g.temporary(), g.temporary()
-    g.line(f"{name}, {chosen} = warps.elect(c, {g.value(mask, 'u4')})")
+    name, is_leader = g.temporary(), g.temporary()
+    g.line(f"{name}, {is_leader} = warps.elect(c, {g.value(mask, 'u4')})")
     items = g.items(target)
     if isinstance(items[0], Register):
         g.define(items[0], name, "u4")
-    g.define(items[1], chosen, "?")
+    g.define(items[1], is_leader, "?")
 
 
 @emits("activemask")

@@ -1,8 +1,8 @@
-"""Generates the Python code of a basic block: each PTX instruction becomes one or two lines on NumPy vectors of lanes.
+"""Generates Python code for a basic block.  Each PTX instruction becomes one or two lines on NumPy vectors of lanes.
 
-A block's function takes a context (the lanes that run it) and the context's registers.  Values that only this block
-uses stay Python locals; values that a later block needs go back to the registers.  A value is a vector with one element
-per lane, or one NumPy scalar for all lanes.  The same line works for both, and most address arithmetic stays scalar.
+A block's function gets a context (the lanes that run the block) and the registers of these lanes.  Values that only
+this block uses stay Python locals.  Values that a later block needs are stored back.  A value is a vector with one
+element per lane, or one NumPy scalar for all lanes.  The same line works for both.  Most address arithmetic is scalar.
 """
 
 from __future__ import annotations
@@ -63,28 +63,28 @@ EMITTERS: dict[str, Emitter] = {}
 
 
 def _unknown_modifier(parts: list[str]) -> str | None:
-    """The first unknown part of an opcode after its family; None if all parts are known."""
-    for part in parts[1:]:
-        for word in part.split("::"):
+    """Returns the first unknown part of an opcode after its first part, or None if all parts are known."""
+    for modifier in parts[1:]:
+        for word in modifier.split("::"):
             if word not in _WORDS and not _PATTERNS.fullmatch(word):
-                return part
+                return modifier
     return None
 
 
 def unknown(instruction: syntax.Instruction) -> syntax.PtxError:
-    """Makes the error that an emitter raises on an unknown instruction."""
+    """Returns the error to raise on an unknown instruction."""
     return syntax.PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
 
 
 def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> syntax.Address:
-    """The operand as an address.  Raises `PtxError` if the operand is not an address."""
+    """Returns the operand, which must be an address.  Raises `PtxError` if the operand is not an address."""
     if not isinstance(operand, syntax.Address):
         raise syntax.PtxError(f"PTX: expected an address in {instruction.text!r}")
     return operand
 
 
 def emits(*families: str) -> Callable[[Emitter], Emitter]:
-    """Registers an emitter: a function that emits the Python code of the instruction `families`."""
+    """Registers a function that emits the Python code of the instructions named in `families`."""
 
     def register(emitter: Emitter) -> Emitter:
         for name in families:
@@ -131,16 +131,16 @@ class Generator:
 
     @property
     def guard(self) -> str | None:
-        """The Python expression of the current instruction's predicate; None if the instruction has no predicate."""
+        """Returns the Python expression of the current instruction's predicate, or None without a predicate."""
         return self._guard
 
     def temporary(self) -> str:
-        """Returns a name that no variable of the current function has yet."""
+        """Returns an unused variable name for the current function."""
         self._temporaries += 1
         return f"t{self._temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """Returns a name for a NumPy scalar of a type; `value` wraps around to the type's width."""
+        """Returns a name for a NumPy scalar of type `dtype`.  `value` wraps around to the type's width."""
         if dtype == "?":
             return self.bind(np.bool_(bool(value)), ("?", bool(value)))
         bits = 8 * int(dtype[1])
@@ -148,7 +148,7 @@ class Generator:
         return self.bind(scalar, (dtype, int(value) % (1 << bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Returns a name for any value in the functions' namespace; the same key always gives the same name."""
+        """Makes a value available to the generated functions, and returns its name.  Each `key` has one name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -156,7 +156,7 @@ class Generator:
         return self._constants[key]
 
     def value(self, operand: syntax.Operand, dtype: str) -> str:
-        """The Python expression of an operand's value, as a NumPy type of the operand's width."""
+        """Returns the Python expression of an operand's value, as the NumPy type `dtype`."""
         if isinstance(operand, syntax.Register):
             return self._register(operand, dtype)
         if isinstance(operand, syntax.Immediate):
@@ -171,7 +171,7 @@ class Generator:
         raise syntax.PtxError(f"PTX: expected a value, got a {_named(operand)}")
 
     def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
-        """Assigns a Python expression of a NumPy type to a register, in the lanes whose predicate is true."""
+        """Emits an assignment of a Python expression to a register, for the lanes with a true predicate."""
         if isinstance(operand, syntax.Sink):
             self.line(expression)
             return
@@ -190,7 +190,7 @@ class Generator:
             del self._views[key]
 
     def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
-        """Assigns the values of an expression to registers, in their order."""
+        """Emits an assignment of the results of an expression to several registers, in order."""
         names = [self.temporary() for _ in targets]
         self.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
         for target, name in zip(targets, names, strict=True):
@@ -198,22 +198,22 @@ class Generator:
                 self.define(target, name, dtype)
 
     def unguarded(self, instruction: syntax.Instruction) -> None:
-        """Raises `PtxError` if an instruction has a predicate, which its emitter does not support."""
+        """Raises `PtxError` if an instruction has a predicate, for emitters that do not support predicates."""
         if self._guard is not None:
-            where = syntax.quoted(instruction.text, instruction.place)
-            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
+            location = syntax.quoted(instruction.text, instruction.place)
+            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {location}")
 
     def ends(self) -> None:
-        """Notes that the function's last line leaves the basic block."""
+        """Records that the last emitted line leaves the basic block."""
         self._ended = True
 
     def is_local(self, name: str) -> bool:
-        """Whether a name is a parameter of a call, which is kept in local memory."""
+        """Returns whether a variable is in local memory, as a parameter of a function call is."""
         variable = self.kernel.variables.get(name)
         return variable is not None and variable.space == "local"
 
     def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
-        """The members of an operand group, or the operand alone."""
+        """Returns the members of an operand group.  For a single operand, returns a tuple of this operand."""
         return operand.items if isinstance(operand, syntax.OperandGroup) else (operand,)
 
     # Methods that only this class calls.
@@ -224,10 +224,10 @@ class Generator:
         if dtype[1] == target[1]:
             return f"({expression}).view({target})"
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
-        wide = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
+        wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
-        extended = f"{bits}.astype({wide})"
-        return extended if wide == target else f"{extended}.view({target})"
+        extended = f"{bits}.astype({wide_type})"
+        return extended if wide_type == target else f"{extended}.view({target})"
 
     def _register(self, register: syntax.Register, dtype: str) -> str:
         index, register_dtype = register.index, self.dtypes[register.index]
@@ -259,16 +259,16 @@ class Generator:
         return text if dtype == source or operand.name == "is_explicit_cluster" else self._convert(text, source, dtype)
 
     def source(self, block: BasicBlock) -> str:
-        """The Python text of the function of a basic block."""
+        """Returns the Python source code of the function for a basic block."""
         self._lines, self._locals, self._changed, self._views = [], set(), set(), {}
         self._temporaries, self._ended, self._looked_at = 0, False, set()
         for instruction in self.kernel.instructions[block.start : block.end]:
             self._instruction(instruction)
-        ended = self._ended
-        needed = set[int]().union(*(self._live(start) for start in block.following))
-        stores = [f"R[{index}] = r{index}" for index in sorted(self._changed & needed)]
+        has_branch = self._ended
+        live_registers = set[int]().union(*(self._live(start) for start in block.following))
+        stores = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
         body = self._lines
-        if ended:
+        if has_branch:
             # The branch is the last line, so registers that the next block needs are stored before it.
             body = [*body[:-1], *stores, body[-1]]
         else:
@@ -279,18 +279,18 @@ class Generator:
         return self.flow.live.get(start, frozenset())
 
     def _instruction(self, instruction: syntax.Instruction) -> None:
-        name, where = instruction.parts[0], syntax.quoted(instruction.text, instruction.place)
+        name, location = instruction.parts[0], syntax.quoted(instruction.text, instruction.place)
         if name not in EMITTERS:
-            raise syntax.PtxError(f"PTX: expected an instruction that is known, got {where}")
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got {location}")
         if (modifier := _unknown_modifier(instruction.parts)) is not None:
-            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {location}")
         try:
             self._emit(EMITTERS[name], instruction)
         except syntax.PtxError as error:
-            raise error if instruction.text in str(error) else syntax.PtxError(f"{error} in {where}") from None
+            raise error if instruction.text in str(error) else syntax.PtxError(f"{error} in {location}") from None
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
-            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
+            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {location}") from error
         if name in BRANCHES:
             self._ended = True
 
@@ -308,7 +308,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a check of each accumulator that the instruction reads; a copy of a whole register needs no check."""
+        """Emits a check for each wgmma accumulator that the instruction reads.  A register copy needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -326,17 +326,17 @@ class Generator:
                 self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
 
     def function(self, block: BasicBlock) -> BlockFunction:
-        """Compiles the Python function of a basic block."""
+        """Compiles the function for a basic block and returns it."""
         text = self.source(block)
         code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
         made_names: dict[str, Any] = {}
         exec(code, self.namespace, made_names)
-        made: BlockFunction = made_names["block"]
-        return made
+        block_function: BlockFunction = made_names["block"]
+        return block_function
 
 
 def _immediate(operand: syntax.Immediate, dtype: str) -> int:
-    """The bits of a constant, as an integer of the type `dtype`."""
+    """Returns the bits of a constant operand as an integer, for a value of type `dtype`."""
     if not operand.float_bits:
         return operand.value
     bits = {"4": 32, "8": 64}.get(dtype[1:])
@@ -347,5 +347,5 @@ def _immediate(operand: syntax.Immediate, dtype: str) -> int:
     if operand.float_bits == bits:
         return operand.value
     # The constant was written as a float of the other width.
-    wide = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
-    return int(wide.astype(f"f{dtype[1]}").view(f"u{dtype[1]}"))
+    source_float = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+    return int(source_float.astype(f"f{dtype[1]}").view(f"u{dtype[1]}"))

@@ -1,4 +1,4 @@
-"""Emits matrix instructions: `ldmatrix`, `stmatrix`, `mma`, `wgmma` (PTX ISA 8.7, sections 9.7.14, 9.7.15)."""
+"""Emits Python code for matrix instructions: `ldmatrix`, `stmatrix`, `mma`, `wgmma` (PTX ISA 8.7, 9.7.14, 9.7.15)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
     g.unguarded(instruction)
     parts, operands = instruction.parts, instruction.operands
     loads = parts[0] == "ldmatrix"
-    registers, where = operands if loads else operands[::-1]
-    if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
+    registers, location = operands if loads else operands[::-1]
+    if "m8n8" not in parts or "b16" not in parts or not isinstance(location, Address):
         raise unknown(instruction)
-    number = int(next(part for part in parts if re.fullmatch(r"x[124]", part))[1])
+    number = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
     items = g.items(registers)
     if len(items) != number:
         raise PtxError(f"PTX: expected {number} registers for .x{number}, got {instruction.text!r}")
     values = str(number) if loads else f"({', '.join(g.value(item, 'u4') for item in items)},)"
-    how = f"{address(g, where, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
+    arguments = f"{address(g, location, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
     if loads:
-        g.define_many(items, f"matrices.load(c, {how})", "u4")
+        g.define_many(items, f"matrices.load(c, {arguments})", "u4")
     else:
-        g.line(f"matrices.store(c, {how})")
+        g.line(f"matrices.store(c, {arguments})")
 
 
 @emits("mma")
 def multiply(g: Generator, instruction: Instruction) -> None:
     """Emits the Python code of `mma.sync`."""
     parts = instruction.parts
-    shape = next(part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part))
+    shape = next(modifier for modifier in parts if re.fullmatch(r"m\d+n\d+k\d+", modifier))
     kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
     kinds = [kind for kind in kinds if kind not in ("satfinite", "and", "xor", "popc")]
     if len(kinds) != 4 or "sp" in parts or "row" not in parts:
@@ -56,7 +56,7 @@ def multiply(g: Generator, instruction: Instruction) -> None:
 
 @emits("wgmma")
 def warpgroup(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `wgmma` and of its fences and groups."""
+    """Emits the Python code of the `wgmma` instructions, including their fences, commits and waits."""
     parts = instruction.parts
     name = parts[1]
     g.unguarded(instruction)
@@ -76,14 +76,14 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
 
 def _multiply_async(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
-    place = next(index for index, part in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", part))
-    n, k = map(int, re.findall(r"\d+", parts[place])[1:])
-    d_type, a_type, b_type = [part for part in parts[place + 1 :] if part != "satfinite"]
+    shape_index = next(index for index, modifier in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
+    n, k = map(int, re.findall(r"\d+", parts[shape_index])[1:])
+    d_type, a_type, b_type = [modifier for modifier in parts[shape_index + 1 :] if modifier != "satfinite"]
     if a_type in BYTES and k * BYTES[a_type] != K_BYTES:
         raise PtxError(f"PTX: expected a K of {K_BYTES // BYTES[a_type]} for {a_type}, got {instruction.text!r}")
-    rest = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
-    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(rest[0]), _scale(rest[1]))
-    transposed = [bool(value) for value in rest[2:]] if d_type != "s32" else []
+    constants = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
+    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constants[0]), _scale(constants[1]))
+    transposed = [bool(value) for value in constants[2:]] if d_type != "s32" else []
     from_registers = isinstance(operands[1], OperandGroup)
     a_transposed = transposed[0] if transposed and not from_registers else False
     b_transposed = transposed[-1] if transposed else False

@@ -1,4 +1,4 @@
-"""Emits loads, stores, atomics, fences, async copies and tensor maps (PTX ISA 8.7, sections 9.7.9, 9.7.13.4 to 6)."""
+"""Emits Python code for loads, stores, atomics, fences, copies, tensor maps (PTX ISA 8.7, 9.7.9, 9.7.13.4 to 6)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def space_of(instruction: syntax.Instruction) -> str:
-    """The state space that an opcode names; `generic` if it names no space."""
-    for part in instruction.parts[1:]:
-        if part.split("::")[0] in SPACES:
-            return part.split("::")[0]
+    """Returns the state space that an opcode names (such as `shared`), or `generic` if it names no space."""
+    for modifier in instruction.parts[1:]:
+        if modifier.split("::")[0] in SPACES:
+            return modifier.split("::")[0]
     return "generic"
 
 
 def address(g: Generator, operand: syntax.Address, space: str) -> str:
-    """The Python expression of an address in its state space: uint32 in shared memory, uint64 elsewhere."""
+    """Returns the Python expression of an address in the state space `space`: uint32 if it is `shared`, else uint64."""
     size = "u4" if space == "shared" else "u8"
     base, offset = operand.base, operand.offset
     if isinstance(base, syntax.Symbol):
@@ -38,7 +38,7 @@ def address(g: Generator, operand: syntax.Address, space: str) -> str:
 
 
 def width(kind: str) -> int:
-    """The number of bytes of a value of the PTX type `kind`."""
+    """Returns the number of bytes of a value of the PTX type `kind`."""
     return int(dtype_of(kind)[1])
 
 
@@ -54,15 +54,15 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
         raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
     items = g.items(target)
     names = [g.temporary() for _ in items]
-    left = ", ".join(names) + ("," if len(names) == 1 else "")
-    where = address(g, source, space)
+    lhs = ", ".join(names) + ("," if len(names) == 1 else "")
+    pointer = address(g, source, space)
     mask = g.guard or "None"
     if not STRONG.isdisjoint(parts):
-        at = g.temporary()
-        g.line(f"{at} = {where}")
-        g.line(f"c.polls({instruction.number}, {at})")
-        where = at
-    g.line(f"{left} = access.load(c, {space!r}, {where}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
+        address_name = g.temporary()
+        g.line(f"{address_name} = {pointer}")
+        g.line(f"c.polls({instruction.number}, {address_name})")
+        pointer = address_name
+    g.line(f"{lhs} = access.load(c, {space!r}, {pointer}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
     for item, name in zip(items, names, strict=True):
         if not isinstance(item, syntax.Sink):
@@ -80,41 +80,41 @@ def store(g: Generator, instruction: syntax.Instruction) -> None:
         space = "local"
     size = width(parts[-1])
     values = ", ".join(g.value(item, f"u{size}") for item in g.items(source))
-    where = address(g, target, space)
+    addr = address(g, target, space)
     if "async" in parts:
-        at = address(g, address_of(instruction.operands[2], instruction), "shared")
-        g.line(f"bulk.store_remote(c, {where}, ({values},), {size}, {at}, {g.guard or 'None'}, {instruction.number})")
+        bar = address(g, address_of(instruction.operands[2], instruction), "shared")
+        g.line(f"bulk.store_remote(c, {addr}, ({values},), {size}, {bar}, {g.guard or 'None'}, {instruction.number})")
         return
-    g.line(f"access.store(c, {space!r}, {where}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
+    g.line(f"access.store(c, {space!r}, {addr}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
 
 
 @emits("atom", "red")
 def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits the Python code of `atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
-    operation = next((part for part in parts if part in _OPERATIONS), None)
-    kind = next(part for part in reversed(parts) if part in DTYPES)
+    operation = next((modifier for modifier in parts if modifier in _OPERATIONS), None)
+    kind = next(modifier for modifier in reversed(parts) if modifier in DTYPES)
     if operation is None or "async" in parts or ("noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2")):
         raise unknown(instruction)
     operands = list(instruction.operands)
     target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
-    where = address_of(operands.pop(0), instruction)
+    pointer = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
     groups = [g.items(item) for item in operands]
     results = g.items(target)
-    order = next((part for part in parts if part in ("acquire", "release", "acq_rel")), "relaxed")
+    order = next((modifier for modifier in parts if modifier in ("acquire", "release", "acq_rel")), "relaxed")
     if "cta" in parts:
         order = "relaxed"  # for other CTAs
-    for place in range(len(groups[0])):
-        values = ", ".join(g.value(group[place], dtype) for group in groups)
-        at = address(g, where, space)
-        if place:
-            at = f"({at}) + {g.constant(place * width(kind), 'u8')}"
+    for index in range(len(groups[0])):
+        values = ", ".join(g.value(group[index], dtype) for group in groups)
+        location = address(g, pointer, space)
+        if index:
+            location = f"({location}) + {g.constant(index * width(kind), 'u8')}"
         call = (
-            f"atomics.atomic(c, {space!r}, {at}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
+            f"atomics.atomic(c, {space!r}, {location}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
             f" {order!r}, {instruction.number})"
         )
-        result = results[place] if len(results) > place else syntax.Sink()
+        result = results[index] if len(results) > index else syntax.Sink()
         if isinstance(result, syntax.Register):
             g.define(result, call, dtype)
         else:
@@ -123,12 +123,12 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of fences; proxy fences are also reported to the race detector."""
+    """Emits the Python code of fences.  Proxy fences are also reported to the race detector."""
     parts = instruction.parts
-    if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
+    if "proxy" in parts or any(modifier.startswith("mbarrier_init") for modifier in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
-        if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], syntax.Address):
-            g.line(f"tensor_maps.fence(c, {address(g, where, 'generic')}, {mask})")
+        if "tensormap::generic" in parts and isinstance(pointer := (*instruction.operands, None)[0], syntax.Address):
+            g.line(f"tensor_maps.fence(c, {address(g, pointer, 'generic')}, {mask})")
         g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
     elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
         g.unguarded(instruction)
@@ -137,17 +137,17 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of instructions that change no value."""
+    """Emits the Python code of instructions without effect on results, such as `prefetch`."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
-    """The expression of an operand's address in its space; a shared address may be given as a generic address."""
-    where = address_of(operand, instruction)
-    if space == "shared" and isinstance(where.base, syntax.Register) and g.dtypes[where.base.index][1] == "8":
-        return f"({address(g, where, 'generic')}).astype(u4)"
-    return address(g, where, space)
+    """Returns the Python expression of an operand's address in `space`.  The operand may hold a generic address."""
+    pointer = address_of(operand, instruction)
+    if space == "shared" and isinstance(pointer.base, syntax.Register) and g.dtypes[pointer.base.index][1] == "8":
+        return f"({address(g, pointer, 'generic')}).astype(u4)"
+    return address(g, pointer, space)
 
 
 @emits("cp")
@@ -160,8 +160,8 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
     if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
         _bulk(g, instruction, mask, number)
     elif opcode.startswith("cp.async.mbarrier.arrive"):
-        at = located(g, operands[0], "shared", instruction)
-        g.line(f"copying.arrive_after(c, {at}, {'noinc' in instruction.parts}, {mask}, {number})")
+        barrier = located(g, operands[0], "shared", instruction)
+        g.line(f"copying.arrive_after(c, {barrier}, {'noinc' in instruction.parts}, {mask}, {number})")
     elif opcode == "cp.async.commit_group":
         g.unguarded(instruction)
         g.line("copying.commit(c)")
@@ -178,14 +178,15 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
             raise syntax.PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
         # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
         fourth = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
-        taken = "None" if fourth is None else _taken(g, fourth, size)
-        g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
+        source_bytes = "None" if fourth is None else _taken(g, fourth, size)
+        g.line(f"copying.copy(c, {target}, {source}, {size}, {source_bytes}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """The expression of the bytes that a copy reads: the operand's value; for a predicate, 0 if true, else `size`."""
+    """Returns the Python expression of the number of bytes that a copy reads, from the operand's value.  If the operand
+    is a predicate, the number is 0 for true and `size` for false."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")
@@ -205,13 +206,13 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
     if "wait_group" in parts:
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
         return
-    operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    operation = next((word for word in parts if word in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
     if ".global" not in opcode:
         _between(g, instruction, mask)
         return
     into_shared = opcode.index(".shared") < opcode.index(".global")
     if "tensor" in parts:
-        if any(part.startswith(("im2col", "tile::")) for part in parts):
+        if any(word.startswith(("im2col", "tile::")) for word in parts):
             raise unknown(instruction)
         _tensor(g, instruction, into_shared, operation, mask)
         return
@@ -231,24 +232,24 @@ def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
     operands = instruction.operands
     if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
         raise unknown(instruction)
-    target, source, barrier = (located(g, operands[place], "shared", instruction) for place in (0, 1, 3))
+    target, source, barrier = (located(g, operands[index], "shared", instruction) for index in (0, 1, 3))
     size = g.value(operands[2], "u4")
     g.line(f"bulk.copy_between(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
 
 
 def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
     operands, number = instruction.operands, instruction.number
-    place = 1 if into_shared else 0
-    tensor = address_of(operands[place], instruction)
-    where = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
+    tensor_index = 1 if into_shared else 0
+    tensor = address_of(operands[tensor_index], instruction)
+    pointer = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
     coordinates = ", ".join(g.value(item, "i4") for item in tensor.coordinates)
-    shared = located(g, operands[1 - place], "shared", instruction)
+    shared = located(g, operands[1 - tensor_index], "shared", instruction)
     if into_shared:
         barrier = located(g, operands[2], "shared", instruction)
         multicast = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
-        g.line(f"bulk.tensor_load(c, {shared}, {where}, ({coordinates},), {barrier}, {multicast}, {mask}, {number})")
+        g.line(f"bulk.tensor_load(c, {shared}, {pointer}, ({coordinates},), {barrier}, {multicast}, {mask}, {number})")
     else:
-        g.line(f"bulk.tensor_store(c, {where}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
+        g.line(f"bulk.tensor_store(c, {pointer}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
 
 
 @emits("tensormap")
@@ -260,10 +261,10 @@ def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
         g.line(f"tensor_maps.copy(c, {target}, {source}, {mask}, {number})")
         return
-    space = "shared" if any(part.startswith("shared") for part in parts) else "generic"
-    at = located(g, operands[0], space, instruction)
+    space = "shared" if any(modifier.startswith("shared") for modifier in parts) else "generic"
+    map_address = located(g, operands[0], space, instruction)
     field = parts[3]
     ordinal = _constant(operands[1]) if len(operands) == 3 else 0
     size = "u8" if parts[-1] == "b64" else "u4"
     value = g.value(operands[-1], size)
-    g.line(f"tensor_maps.replace(c, {space!r}, {at}, {field!r}, {ordinal}, {value}, {mask}, {number})")
+    g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {field!r}, {ordinal}, {value}, {mask}, {number})")

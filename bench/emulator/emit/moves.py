@@ -1,4 +1,4 @@
-"""Emits moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
+"""Emits Python code for moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDO
 
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `mov`, with packing and unpacking."""
+    """Emits the Python code of `mov`, which can also pack several registers into one, or unpack one register."""
     target, source = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, OperandGroup):
@@ -46,11 +46,11 @@ def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
     if not isinstance(target, Register):
         raise PtxError("PTX: expected a register that takes what is packed")
     size = int(g.dtypes[target.index][1])
-    part = size // len(source.items)
+    item_bytes = size // len(source.items)
     text = ""
-    for place, item in enumerate(source.items):
-        value = f"{g.value(item, f'u{part}')}.astype(u{size})"
-        text += f" | ({value} << {g.constant(8 * part * place, f'u{size}')})" if place else value
+    for index, item in enumerate(source.items):
+        value = f"{g.value(item, f'u{item_bytes}')}.astype(u{size})"
+        text += f" | ({value} << {g.constant(8 * item_bytes * index, f'u{size}')})" if index else value
     g.define(target, text, f"u{size}")
 
 
@@ -58,19 +58,19 @@ def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
     if not isinstance(source, Register):
         raise PtxError("PTX: expected a register that is taken apart")
     size = int(g.dtypes[source.index][1])
-    part = size // len(target.items)
-    whole = g.temporary()
-    g.line(f"{whole} = {g.value(source, f'u{size}')}")
-    for place, item in enumerate(target.items):
+    item_bytes = size // len(target.items)
+    source_name = g.temporary()
+    g.line(f"{source_name} = {g.value(source, f'u{size}')}")
+    for index, item in enumerate(target.items):
         if isinstance(item, Sink):
             continue
-        shifted = f"({whole} >> {g.constant(8 * part * place, f'u{size}')})" if place else whole
-        g.define(item, f"{shifted}.astype(u{part})", f"u{part}")
+        shifted = f"({source_name} >> {g.constant(8 * item_bytes * index, f'u{size}')})" if index else source_name
+        g.define(item, f"{shifted}.astype(u{item_bytes})", f"u{item_bytes}")
 
 
 @emits("selp")
 def select(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `selp`."""
+    """Emits the Python code of `selp`, which selects an operand by a predicate."""
     target, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, Register) and g.dtypes[target.index][1:] == dtype[1:]:
@@ -81,8 +81,8 @@ def select(g: Generator, instruction: Instruction) -> None:
 
 @emits("slct")
 def select_by_sign(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `slct`, which selects by the sign of the last operand."""
-    kinds = [part for part in instruction.parts if part in DTYPES]
+    """Emits the Python code of `slct`, which selects an operand by the sign of the last operand."""
+    kinds = [modifier for modifier in instruction.parts if modifier in DTYPES]
     target, a, b, sign = instruction.operands
     dtype = dtype_of(kinds[0])
     test = f"{_flushed(g.value(sign, dtype_of(kinds[1])), kinds[1], 'ftz' in instruction.parts)} >= 0"
@@ -90,23 +90,23 @@ def select_by_sign(g: Generator, instruction: Instruction) -> None:
 
 
 def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
-    """The Python expression of the comparison that PTX calls `name`."""
-    return _compared(name, kind, *(_flushed(g.value(side, dtype_of(kind)), kind, ftz) for side in (a, b)))
+    """Returns the Python expression of the PTX comparison `name` (such as `lt`) between the operands `a` and `b`."""
+    return _compared(name, kind, *(_flushed(g.value(operand, dtype_of(kind)), kind, ftz) for operand in (a, b)))
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """The expression of a comparison's operand: with `ftz`, subnormals become zeros."""
+    """Returns the Python expression of a comparison's operand.  With `ftz`, subnormal values become zeros."""
     if not ftz:
         return value
     return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
 
 
 def _compared(name: str, kind: str, left: str, right: str) -> str:
-    half = kind in ("f16", "bf16")
+    is_half = kind in ("f16", "bf16")
     dtype = dtype_of(kind)
     if kind.endswith("x2"):
         raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
-    if half:
+    if is_half:
         left, right = (f"formats.decode({value}, {kind!r})" for value in (left, right))
     if name == "num":
         return f"({left} == {left}) & ({right} == {right})"
@@ -118,7 +118,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         return f"{left} != {right}"
     if name in _UNORDERED:
         return f"~({left} {_UNORDERED[name]} {right})"
-    if (name == "ne" and dtype[0] == "f") or (half and name == "ne"):
+    if (name == "ne" and dtype[0] == "f") or (is_half and name == "ne"):
         # An ordered comparison: false if an operand is NaN.
         return f"({left} < {right}) | ({left} > {right})"
     if name not in _COMPARISONS:
@@ -128,10 +128,10 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `setp`: it may combine its result with a predicate, and also give the negated result."""
-    parts = [part for part in instruction.parts if part != "ftz"]
+    """Emits the Python code of `setp`.  It may combine the result with a predicate, and write the negated result."""
+    parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
-    target, a, b, *more = instruction.operands
+    target, a, b, *extra_operands = instruction.operands
     result = g.temporary()
     values = [result, f"~{result}"]
     if kind.endswith("x2"):
@@ -139,8 +139,8 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         values[1] = g.temporary()
         shift = g.constant(16, "u4")
         for value, move in zip(values, ("", f" >> {shift}"), strict=True):
-            sides = (_flushed(f"({g.value(side, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for side in (a, b))
-            g.line(f"{value} = {_compared(name, kind[:-2], *sides)}")
+            halves = (_flushed(f"({g.value(operand, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
+            g.line(f"{value} = {_compared(name, kind[:-2], *halves)}")
     else:
         g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
     results = target.items if isinstance(target, OperandGroup) else (target,)
@@ -148,7 +148,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
         # The register of the first result may also be the register of this operand.
         third = g.temporary()
-        g.line(f"{third} = {g.value(more[0], '?')}")
+        g.line(f"{third} = {g.value(extra_operands[0], '?')}")
         values = [f"({value}) {sign} {third}" for value in values]
     for item, value in zip(results, values, strict=False):
         if not isinstance(item, Sink):
@@ -157,8 +157,8 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `set`: the result is all ones, or 1.0, if the comparison is true."""
-    parts = [part for part in instruction.parts if part != "ftz"]
+    """Emits the Python code of `set`, which writes all ones, or 1.0, if the comparison is true."""
+    parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]
     dtype = dtype_of(result)
@@ -175,45 +175,45 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 
 @emits("cvt")
 def convert(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `cvt`."""
+    """Emits the Python code of the conversion `cvt`."""
     parts, operands = instruction.parts, instruction.operands
-    kinds = [part for part in parts if part in DTYPES]
-    to, source = kinds[0], kinds[-1]
+    kinds = [word for word in parts if word in DTYPES]
+    target, source = kinds[0], kinds[-1]
     if "pack" in parts:
-        to = parts[parts.index("sat") + 1]
+        target = parts[parts.index("sat") + 1]
         values = ", ".join(g.value(item, "i4") for item in operands[1:3])
         third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"formats.cvt_pack({values}, {to!r}{third})", "u4")
+        g.define(operands[0], f"formats.cvt_pack({values}, {target!r}{third})", "u4")
         return
     flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
     modifiers = "".join(f", {name}=True" for name in flags)
-    rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
-    result = dtype_of(to)
-    if to[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
-        raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {to}, got {instruction.text!r}")
-    if to.endswith("x2"):
-        _check_packed(instruction, to, source, rounding)
-    if to.endswith("x2") and source == "f32":
-        both = ", ".join(g.value(item, "f4") for item in operands[1:3])
-        how = f"{to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')}"
-        plain = to == "bf16x2" and rounding == "rn" and not flags
-        call = f"formats.cvt_rn_bf16x2_f32({both})" if plain else f"formats.cvt_pair({both}, {how})"
+    rounding = rounding_of(parts) or next((word for word in parts if word in ("rni", "rzi", "rmi", "rpi")), "")
+    result = dtype_of(target)
+    if target[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
+        raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {target}, got {instruction.text!r}")
+    if target.endswith("x2"):
+        _check_packed(instruction, target, source, rounding)
+    if target.endswith("x2") and source == "f32":
+        inputs = ", ".join(g.value(item, "f4") for item in operands[1:3])
+        options = f"{target!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')}"
+        is_rn = target == "bf16x2" and rounding == "rn" and not flags
+        call = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {options})"
         g.define(operands[0], call, result)
-    elif to.endswith("x2"):
+    elif target.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
-        kind = to if source == "f16x2" else source
+        kind = target if source == "f16x2" else source
         g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
-    elif to[0] in "us" and source[0] in "us" and not flags:
+    elif target[0] in "us" and source[0] in "us" and not flags:
         value = g.value(operands[1], dtype_of(source))
         g.define(operands[0], f"{value}.astype({result})", result)
     else:
         value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"formats.cvt({value}, {to!r}, {source!r}, {rounding!r}{modifiers})", result)
+        g.define(operands[0], f"formats.cvt({value}, {target!r}, {source!r}, {rounding!r}{modifiers})", result)
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
-    """Raises `PtxError` if the conversion of a pair of values lacks a modifier that PTX requires."""
+    """Raises `PtxError` if a conversion of two packed values lacks a modifier that PTX requires."""
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
     if rounding not in roundings or (small and "satfinite" not in instruction.parts):
@@ -227,10 +227,10 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `cvta`, `isspacep`, `mapa` and `getctarank`."""
+    """Emits the Python code of address instructions: `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
-    heads = (part.split("::")[0] for part in parts[1:])
+    heads = (modifier.split("::")[0] for modifier in parts[1:])
     space = next((head for head in heads if head in (*_WINDOWS, "global", "const")), "")
     size = "u8" if parts[-1].endswith("64") else "u4"
     if name == "cvta":

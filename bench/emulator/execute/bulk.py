@@ -13,7 +13,7 @@ from rooflab.bench.emulator.execute import tensor_maps
 from rooflab.bench.emulator.machine import access
 from rooflab.bench.emulator.machine.access import check_written, shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext, value_of
-from rooflab.bench.emulator.machine.memory import POISON, RANK_SHIFT, SHIFT, WIDE
+from rooflab.bench.emulator.machine.memory import POISON, RANK_SHIFT, SHIFT, UNIT_DTYPES
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
 from rooflab.bench.emulator.machine.transfers import Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
@@ -28,7 +28,7 @@ MAP_ALIGNMENT = 64
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """The slots of the CTAs that receive a copy; each receiver has its own mbarrier."""
+    """Returns the indices of the CTAs that receive a copy.  Each of these CTAs has its own mbarrier."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -39,7 +39,7 @@ def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int 
 
 
 def _place_of(slot: int, address: int) -> tuple[int, int]:
-    """The slot of a shared::cluster address, and the address within that slot."""
+    """Splits a shared::cluster address into the index of the CTA and the address in that CTA."""
     rank = address >> RANK_SHIFT
     return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
 
@@ -68,17 +68,17 @@ def tensor_load(
     for lane in map(int, c.lanes_under(guard)):
         lane_slot = int(c.slots[lane])
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = _place_of(lane_slot, value_of(shared, lane))
+        slot, offset = _place_of(lane_slot, value_of(shared, lane))
         coords = [value_of(item, lane) for item in coordinates]
         bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
-        tile = _tile(box, coords, inside, instruction)
-        read = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
-        _check_room(group, inside, box.box_bytes, instruction)
-        for to in _destinations(group, slot, bar_slot, mask, instruction):
-            base, unit = to * group.shared_size, tile.unit_bytes
+        tile = _tile(box, coords, offset, instruction)
+        read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
+        _check_room(group, offset, box.box_bytes, instruction)
+        for receiver in _destinations(group, slot, bar_slot, mask, instruction):
+            base, unit = receiver * group.shared_size, tile.unit_bytes
             index = (tile.shared_addresses + base) >> SHIFT[unit]
-            _start_load(c, lane, base + inside, box.box_bytes, unit, index, read, base + bar, instruction)
+            _start_load(c, lane, base + offset, box.box_bytes, unit, index, read_data, base + bar, instruction)
 
 
 def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
@@ -89,7 +89,7 @@ def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruct
 
 
 def _chunks(start: int, size: int) -> slice:
-    """The slice of the 16-byte view of the group's shared memory that covers a range of bytes."""
+    """Returns the slice of 16-byte units of shared memory that covers a range of bytes."""
     return slice(start >> 4, (start + size) >> 4)
 
 
@@ -104,11 +104,10 @@ def _start_load(
     barrier: int,
     instruction: int,
 ) -> None:
-    """Starts a copy of `size` bytes to the offset `start` of the group's shared memory.
+    """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    When the copy runs, `read` gives the data in units of `unit` bytes.  The data goes to `index` of the memory's view
-    in such units.  Then the copy reports its bytes to the mbarrier at `barrier`.
-    """
+    When the copy runs, `read` returns the data in units of `unit` bytes.  `index` gives the positions in shared memory,
+    in these units.  Then the copy reports its bytes to the mbarrier at `barrier`."""
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -126,7 +125,7 @@ def _start_load(
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
-    """Raises `Fault` if `size` bytes from an address of shared memory on reach beyond the end of the memory."""
+    """Raises `Fault` if `size` bytes at the shared memory address `shared` extend past the end of the CTA's memory."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
@@ -137,13 +136,13 @@ def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lan
     if tile.inside is None:
         data = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane)
     else:
-        data = np.empty(len(addresses), WIDE[unit])
-        data[:] = tensor_map.fill_unit(tensor, unit).view(WIDE[unit])[0]
+        data = np.empty(len(addresses), UNIT_DTYPES[unit])
+        data[:] = tensor_map.fill_unit(tensor, unit).view(UNIT_DTYPES[unit])[0]
         if tile.inside.any():
             data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
     if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
         words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
-        data = tensor_map.loaded(words, tensor.element).view(WIDE[unit])
+        data = tensor_map.loaded(words, tensor.element).view(UNIT_DTYPES[unit])
     return np.asarray(data)
 
 
@@ -160,11 +159,11 @@ def tensor_store(
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = _place_of(int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(box, [value_of(item, lane) for item in coordinates], inside, instruction)
-        _check_room(group, inside, box.box_bytes, instruction)
+        slot, offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
+        tile = _tile(box, [value_of(item, lane) for item in coordinates], offset, instruction)
+        _check_room(group, offset, box.box_bytes, instruction)
         base = slot * group.shared_size
-        _start_store(c, lane, base + inside, tile, base, box, operation, instruction)
+        _start_store(c, lane, base + offset, tile, base, box, operation, instruction)
 
 
 def _start_store(
@@ -183,16 +182,16 @@ def _start_store(
     mark = None
     if group.run.observer is not None:
         mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
-    addresses, places = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
+    addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
-        addresses, places = addresses[tile.inside], places[tile.inside]
-    if group.written is not None and len(places):
-        check_written(c, places, unit, instruction)
+        addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
+    if group.written is not None and len(shared_addresses):
+        check_written(c, shared_addresses, unit, instruction)
 
-    read = cache(lambda: group.views[unit].take(places >> SHIFT[unit]))
+    read_data = cache(lambda: group.views[unit].take(shared_addresses >> SHIFT[unit]))
 
     def run() -> None:
-        data = read()
+        data = read_data()
         if len(addresses):
             if operation is not None:
                 if len(np.unique(addresses)) < len(addresses):
@@ -200,10 +199,10 @@ def _start_store(
                 old = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
                 words = f"u{tensor.element_bytes}"
                 new = tensor_map.reduce_values(operation, old.view(words), data.view(words), tensor.element)
-                data = np.ascontiguousarray(new).view(WIDE[unit])
+                data = np.ascontiguousarray(new).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    waiting_of(group).transfers.start(Transfer(run, instruction, read, mark=mark), int(c.lanes[lane]))
+    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=mark), int(c.lanes[lane]))
 
 
 def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
@@ -218,18 +217,18 @@ def bulk_load(
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         lane_slot, count = int(c.slots[lane]), value_of(size, lane)
-        slot, inside = _place_of(lane_slot, value_of(shared, lane))
-        _check_aligned(count, inside, value_of(source, lane), instruction)
+        slot, offset = _place_of(lane_slot, value_of(shared, lane))
+        _check_aligned(count, offset, value_of(source, lane), instruction)
         if not count:
             continue
-        _check_room(group, inside, count, instruction)
+        _check_room(group, offset, count, instruction)
         bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
-        read = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for to in _destinations(group, slot, bar_slot, mask, instruction):
-            start, place = to * group.shared_size + inside, to * group.shared_size + bar
-            _start_load(c, lane, start, count, 16, _chunks(start, count), read, place, instruction)
+        read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
+        for receiver in _destinations(group, slot, bar_slot, mask, instruction):
+            start, barrier_offset = receiver * group.shared_size + offset, receiver * group.shared_size + bar
+            _start_load(c, lane, start, count, 16, _chunks(start, count), read_data, barrier_offset, instruction)
 
 
 def bulk_store(
@@ -238,12 +237,12 @@ def bulk_store(
     """Runs `cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        count, (slot, inside) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
-        _check_aligned(count, inside, value_of(target, lane), instruction)
+        count, (slot, offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        _check_aligned(count, offset, value_of(target, lane), instruction)
         if not count:
             continue
-        _check_room(group, inside, count, instruction)
-        start = slot * group.shared_size + inside
+        _check_room(group, offset, count, instruction)
+        start = slot * group.shared_size + offset
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         tile = TileIndex(addresses.view(np.int64), np.arange(start, start + count, 16), None, 16)
@@ -252,7 +251,7 @@ def bulk_store(
 
 
 class _Flat(NamedTuple):
-    """For a copy without a tensor map: the fields of a tensor map that a store needs."""
+    """Holds the fields that a store needs from a tensor map, for a copy without a tensor map."""
 
     element: str
     box_bytes: int
@@ -266,22 +265,22 @@ def commit_bulk(c: LaneContext, guard: Any) -> None:
 
 def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None:
     """Runs `cp.async.bulk.wait_group`."""
-    done = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
-    if done and c.group.run.observer is not None:
-        c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in done])
+    copies = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
+    if copies and c.group.run.observer is not None:
+        c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in copies])
 
 
 def copy_between(
     c: LaneContext, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """Runs `cp.async.bulk.shared::cluster.shared::cta`."""
+    """Runs `cp.async.bulk.shared::cluster.shared::cta`, a copy into another CTA's shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         lane_slot, count = int(c.slots[lane]), value_of(size, lane)
-        to, inside = _place_of(lane_slot, value_of(target, lane))
+        target_slot, offset = _place_of(lane_slot, value_of(target, lane))
         slot, start = _place_of(lane_slot, value_of(source, lane))
-        _check_aligned(count, inside, start, instruction)
-        _check_room(group, inside, count, instruction)
+        _check_aligned(count, offset, start, instruction)
+        _check_room(group, offset, count, instruction)
         _check_room(group, start, count, instruction)
         first = slot * group.shared_size + start
         if group.written is not None:
@@ -291,42 +290,42 @@ def copy_between(
         def read(first: int = first, count: int = count) -> Units:
             return group.views[16][_chunks(first, count)].copy()
 
-        place = bar_slot * group.shared_size + bar
-        to_start = to * group.shared_size + inside
-        _start_load(c, lane, to_start, count, 16, _chunks(to_start, count), read, place, instruction)
+        barrier_offset = bar_slot * group.shared_size + bar
+        to_start = target_slot * group.shared_size + offset
+        _start_load(c, lane, to_start, count, 16, _chunks(to_start, count), read, barrier_offset, instruction)
 
 
 def store_remote(
     c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """Runs `st.async`, a store that reports its bytes to an mbarrier; the emulator does the store at once."""
+    """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator stores at once."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
-    places = mbarriers.lots(c, barrier, guard, instruction)
+    barriers = mbarriers.lots(c, barrier, guard, instruction)
     size = width * len(values)
-    _watch(c, addresses, size, [place for place, _ in places], guard, instruction)
+    _watch(c, addresses, size, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
     observer, run.observer = run.observer, None
     try:
         access.store(c, "shared", addresses, values, guard, width, instruction)
     finally:
         run.observer = observer
-    for place, lanes in places:
-        mbarriers.complete_bytes(place, len(lanes) * size, instruction)
+    for barrier_offset, lanes in barriers:
+        mbarriers.complete_bytes(barrier_offset, len(lanes) * size, instruction)
     waiting_of(c.group).wake_mbarriers()
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports the stores to the race detector: one copy for each CTA whose shared memory they write."""
+    """Reports the stores to the race detector, as one copy for each CTA with written shared memory."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):
         return
-    where = c.vector(addresses)
-    offsets = np.asarray(shared_offsets(c, where[lanes], size, lanes, instruction)).astype(np.int64)
+    lane_addresses = c.vector(addresses)
+    offsets = np.asarray(shared_offsets(c, lane_addresses[lanes], size, lanes, instruction)).astype(np.int64)
     warps = np.unique(c.warps[lanes] % group.race_warps)
     for slot in np.unique(offsets // group.shared_size):
         in_slot = offsets[offsets // group.shared_size == slot]
         transfer = group.races.begin_async(int(in_slot[0]) // group.race_bytes, warps, LOAD)
         group.races.async_write(transfer, in_slot, size, instruction)
-        for place in places:
-            if place // group.shared_size == slot:
-                group.races.signal_async(transfer, place)
+        for barrier_offset in places:
+            if barrier_offset // group.shared_size == slot:
+                group.races.signal_async(transfer, barrier_offset)

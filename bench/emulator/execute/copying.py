@@ -7,28 +7,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.emulator.machine.access import WRITTEN, shared_offsets
+from rooflab.bench.emulator.machine.access import WRITTEN_UNITS, shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.global_memory import lane_of, load_located
-from rooflab.bench.emulator.machine.memory import POISON, SHIFT, WIDE
+from rooflab.bench.emulator.machine.memory import POISON, SHIFT, UNIT_DTYPES
 from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.machine.transfers import Copies, Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
 
-_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in WIDE.items()}
+_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in UNIT_DTYPES.items()}
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
-    """Runs `cp.async`.  Each lane's copy has `size` bytes: `taken` bytes from memory, and then zeros."""
+    """Runs `cp.async`.  Each lane writes `size` bytes: first `taken` bytes from global memory, then zeros."""
     if size not in (4, 8, 16):
         raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
     lanes = c.lanes_under(guard)
     if not len(lanes):
         return
-    where = c.vector(targets)[lanes]
+    target_addresses = c.vector(targets)[lanes]
     source = c.vector(sources)[lanes]
     counts = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
-    offsets = np.asarray(shared_offsets(c, where, size, lanes, instruction)).astype(np.int64)
+    offsets = np.asarray(shared_offsets(c, target_addresses, size, lanes, instruction)).astype(np.int64)
     if taken is not None:
         _check_pieces(c, source, counts, size, lanes, instruction)
     group = c.group
@@ -37,13 +37,13 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
     if group.run.checks.asynchronous:
         group.views[size][offsets >> SHIFT[size]] = _POISON[size]
     if group.written is not None:
-        group.written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+        group.written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
     index = offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
-        chosen = slice(None) if mask is None else mask
-        units = _read_some(c, source[chosen], counts[chosen], size, lanes[chosen], instruction)
-        group.views[size][index[chosen]] = units
+        lane_index = slice(None) if mask is None else mask
+        units = _read_some(c, source[lane_index], counts[lane_index], size, lanes[lane_index], instruction)
+        group.views[size][index[lane_index]] = units
 
     waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 
@@ -56,10 +56,10 @@ def _check_pieces(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> None:
-    """Raises `Fault` if a source is larger than the copy, or if an address is not aligned for a whole copy."""
-    if (most := int(counts.max())) > size:
-        text = f"cp.async takes at most its {size} bytes from memory, and here are {most}"
-        raise Fault(text, instruction, lane_of(c, counts, most, lanes))
+    """Raises `Fault` if a lane reads more than `size` bytes, or if an address is not a multiple of `size`."""
+    if (max_bytes := int(counts.max())) > size:
+        text = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
+        raise Fault(text, instruction, lane_of(c, counts, max_bytes, lanes))
     bad = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
     if len(bad):
         text = f"address 0x{int(bad[0]):x} is not a multiple of {size} bytes"
@@ -74,19 +74,19 @@ def _read_some(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> npt.NDArray[Any]:
-    whole = counts == size
-    if whole.all():
+    is_full = counts == size
+    if is_full.all():
         return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
-    units = np.zeros(len(sources), WIDE[size])
-    if whole.any():
-        units[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
-    for place in np.flatnonzero(~whole & (counts > 0)):
+    units = np.zeros(len(sources), UNIT_DTYPES[size])
+    if is_full.any():
+        units[is_full] = load_located(c, sources[is_full], size, lanes[is_full], instruction, copy=True)
+    for index in np.flatnonzero(~is_full & (counts > 0)):
         # This goes byte by byte, because a part of a copy may have any length.
-        count = int(counts[place])
-        piece = np.zeros(size, np.uint8)
-        addresses = sources[place] + np.arange(count, dtype=np.uint64)
-        piece[:count] = load_located(c, addresses, 1, lanes[place].repeat(count), instruction, copy=True)
-        units[place] = piece.view(WIDE[size])[0]
+        count = int(counts[index])
+        unit_bytes = np.zeros(size, np.uint8)
+        addresses = sources[index] + np.arange(count, dtype=np.uint64)
+        unit_bytes[:count] = load_located(c, addresses, 1, lanes[index].repeat(count), instruction, copy=True)
+        units[index] = unit_bytes.view(UNIT_DTYPES[size])[0]
     return units
 
 
@@ -105,7 +105,7 @@ def wait(c: LaneContext, newest: int | None) -> None:
 
 
 def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
-    """Runs `cp.async.mbarrier.arrive`: arrives at an mbarrier when the lanes' earlier copies are complete."""
+    """Runs `cp.async.mbarrier.arrive`: the lanes arrive at an mbarrier when their earlier copies are complete."""
     mbarriers = waiting_of(c.group).mbarriers
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:

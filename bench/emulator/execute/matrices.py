@@ -1,8 +1,8 @@
-"""Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for the lanes of a context.
+"""Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for lanes that execute together.
 
-A wgmma's accumulators are poison until a wait for the wgmma's group.  The registers are rows of one buffer.  The wait
-fills the buffer in place, so that the compiler's copies of a register get the values too.  Before the wait the result
-stays a matrix, so a chain of wgmmas converts its result only once.
+The accumulators of a wgmma hold invalid values (poison) until the kernel waits for the wgmma's group.  The registers
+are rows of one buffer.  The wait fills the buffer in place, so that copies of a register get the values too.  Before
+the wait the result stays a matrix, so a chain of wgmmas converts its result to registers only once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.execute.warps import in_warps
-from rooflab.bench.emulator.machine.access import WRITTEN, check_written, shared_offsets
+from rooflab.bench.emulator.machine.access import WRITTEN_UNITS, check_written, shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
 from rooflab.bench.emulator.tiles import mma, shared_layout
@@ -31,7 +31,7 @@ from rooflab.bench.emulator.tiles.shared_layout import operand_chunks, read_oper
 
 
 class WgmmaShape(NamedTuple):
-    """The shape, types and modifiers of a wgmma, from its opcode and its constants."""
+    """Holds the shape, types and modifiers of a wgmma, from its opcode and its constants."""
 
     n: int
     d_type: str
@@ -46,24 +46,24 @@ class WgmmaShape(NamedTuple):
 
 def load(c: LaneContext, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
     """Runs `ldmatrix`."""
-    group, (offsets, used) = c.group, _rows(c, addresses, number, instruction)
+    group, (offsets, active_lanes) = c.group, _rows(c, addresses, number, instruction)
     if group.run.observer is not None:
-        group.run.observer.shared_read(c, used, offsets[used], 16, instruction)
+        group.run.observer.shared_read(c, active_lanes, offsets[active_lanes], 16, instruction)
     if group.written is not None:
-        check_written(c, offsets[used], 16, instruction)
+        check_written(c, offsets[active_lanes], 16, instruction)
     return shared_layout.load_matrices(group.shared, offsets, number, transposed)
 
 
 def store(c: LaneContext, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
     """Runs `stmatrix`."""
-    group, (offsets, used) = c.group, _rows(c, addresses, len(values), instruction)
-    where = offsets[used]
+    group, (offsets, active_lanes) = c.group, _rows(c, addresses, len(values), instruction)
+    row_offsets = offsets[active_lanes]
     rows = shared_layout.row_values(values, c.size, transposed)
     if group.run.observer is not None:
-        group.run.observer.shared_write(c, used, where, 16, instruction, rows)
+        group.run.observer.shared_write(c, active_lanes, row_offsets, 16, instruction, rows)
     if group.written is not None:
-        group.written.view("c16")[where >> 4] = WRITTEN[16]
-    group.views[16][where >> 4] = rows
+        group.written.view("c16")[row_offsets >> 4] = WRITTEN_UNITS[16]
+    group.views[16][row_offsets >> 4] = rows
 
 
 def _check_warps(c: LaneContext, instruction: int) -> None:
@@ -74,7 +74,7 @@ def _check_warps(c: LaneContext, instruction: int) -> None:
 def _rows(
     c: LaneContext, addresses: Any, number: int, instruction: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """For each lane: the offset of its row in the group's shared memory, and whether the lane gives a row."""
+    """Returns the byte offset in shared memory of each lane's row, and the indices of the lanes that give a row."""
     _check_warps(c, instruction)
     addresses, lane = c.vector(addresses), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
@@ -106,7 +106,7 @@ def multiply(
 
 @dataclass(eq=False)
 class Accumulators:
-    """The accumulators of one chain of wgmmas: one matrix for each warpgroup of a context."""
+    """Holds the accumulators of one chain of wgmmas: one matrix for each warpgroup."""
 
     buffer: npt.NDArray[Any]
     """The registers of all lanes, as an array (registers, lanes)."""
@@ -117,20 +117,20 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Notes that a wgmma group has completed that writes the matrix of the warpgroup at the index `place`."""
+        """Records that a wgmma group, which writes the matrix of the warpgroup with index `place`, is complete."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
 
     def fill(self, place: int) -> None:
-        """Puts the matrix of the warpgroup at the index `place` into its registers."""
+        """Copies the matrix of the warpgroup with index `place` into its registers."""
         registers = matrix_to_registers(self.matrices[place], self.d_type)
         self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
 
 
 @dataclass
 class Warpgroup:
-    """The wgmma groups of one warpgroup.  A group is a list of (accumulators, index of the warpgroup in them)."""
+    """Holds the wgmma groups of one warpgroup.  A group is a list of pairs `(accumulators, warpgroup_index)`."""
 
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
@@ -141,21 +141,21 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """The warpgroups of a context.  Raises `Fault` if a warpgroup is not whole."""
+    """Returns the numbers of the warpgroups of the running lanes.  Raises `Fault` if a warpgroup is incomplete."""
     group, warpgroups = c.group, []
-    for place in range(0, c.size, WARPGROUP):
-        first, last = int(c.lanes[place]), int(c.lanes[min(place + WARPGROUP, c.size) - 1])
-        slot, inside = divmod(first, group.lanes_per_cta)
-        if last - first != WARPGROUP - 1 or inside % WARPGROUP:
+    for index in range(0, c.size, WARPGROUP):
+        first, last = int(c.lanes[index]), int(c.lanes[min(index + WARPGROUP, c.size) - 1])
+        slot, offset = divmod(first, group.lanes_per_cta)
+        if last - first != WARPGROUP - 1 or offset % WARPGROUP:
             raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
-        warpgroups.append(slot * group.pieces_per_cta + inside // WARPGROUP)
+        warpgroups.append(slot * group.pieces_per_cta + offset // WARPGROUP)
     return warpgroups
 
 
 def multiply_async(
     c: LaneContext, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
 ) -> list[Any]:
-    """Runs `wgmma.mma_async`; returns the registers that will hold the result."""
+    """Runs `wgmma.mma_async`.  Returns the registers that will hold the result after a wait."""
     group, pieces = c.group, _pieces(c, instruction)
     if isinstance(keeps, np.ndarray):
         if not (keeps == keeps[0]).all():
@@ -174,22 +174,22 @@ def multiply_async(
         stacked = np.stack([c.vector(value) for value in d])
         old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
     results = [
-        _product(group, old[place] if keeps and old is not None else None, *operands[place], shape)
-        for place in range(len(pieces))
+        _product(group, old[index] if keeps and old is not None else None, *operands[index], shape)
+        for index in range(len(pieces))
     ]
     if chain is None or not all(chain.in_flight):
         chain = _fresh(group, results, shape, c.size)
     chain.matrices = results
-    for place, piece in enumerate(pieces):
-        warpgroup = group.warpgroups.setdefault(piece, Warpgroup())
+    for index, number in enumerate(pieces):
+        warpgroup = group.warpgroups.setdefault(number, Warpgroup())
         if not any(chain is item for item, _ in warpgroup.open):
-            warpgroup.open.append((chain, place))
-            chain.in_flight[place] += 1
+            warpgroup.open.append((chain, index))
+            chain.in_flight[index] += 1
     return chain.rows
 
 
 def _chain_of(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
-    """The accumulators whose rows are the registers `d`; None if there are no such accumulators."""
+    """Returns the accumulators with the registers `d`, or None if there are no such accumulators."""
     base = d[0].base if isinstance(d[0], np.ndarray) else None
     chain: Accumulators | None = group.accumulators.get(id(base))
     if chain is None or len(chain.rows) != len(d) or any(a is not b for a, b in zip(d, chain.rows, strict=True)):
@@ -202,14 +202,14 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
     buffer = np.empty((rows, lanes), np.float32 if shape.d_type == "f32" else np.uint32)
     if group.run.checks.asynchronous:
         buffer.view(np.uint32).fill(0x7FFFFFFF)
-    made = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
+    chain_state = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
     # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
-        settled = (place for place, chain in group.accumulators.items() if not any(chain.in_flight))
-        if (oldest := next(settled, None)) is not None:
+        idle_keys = (key for key, chain in group.accumulators.items() if not any(chain.in_flight))
+        if (oldest := next(idle_keys, None)) is not None:
             del group.accumulators[oldest]
-    group.accumulators[id(buffer)] = made
-    return made
+    group.accumulators[id(buffer)] = chain_state
+    return chain_state
 
 
 def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> npt.NDArray[Any]:
@@ -222,13 +222,13 @@ def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> np
 def _operands(
     c: LaneContext, a: Any, b: Any, shape: WgmmaShape, count: int, instruction: int
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """The matrices A (64, K) and B (N, K) of each warpgroup."""
+    """Returns the matrices `A[64, K]` and `B[N, K]` of each warpgroup."""
     if isinstance(a, tuple):
-        left = list(a_from_registers(a, shape.a_type, c.size))
+        a_matrices = list(a_from_registers(a, shape.a_type, c.size))
     else:
-        left = _read(c, a, 64, shape.a_type, shape.a_transposed, count, instruction)
-    right = _read(c, b, shape.n, shape.b_type, shape.b_transposed, count, instruction)
-    return list(zip(left, right, strict=True))
+        a_matrices = _read(c, a, 64, shape.a_type, shape.a_transposed, count, instruction)
+    b_matrices = _read(c, b, shape.n, shape.b_type, shape.b_transposed, count, instruction)
+    return list(zip(a_matrices, b_matrices, strict=True))
 
 
 def _read(
@@ -239,8 +239,8 @@ def _read(
     # This leaves out the padding after the CTA's own memory, because no instruction may read the padding.
     memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
     matrices: dict[int, npt.NDArray[Any]] = {}
-    each = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
-    for place, bits in enumerate(each):
+    codes = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
+    for index, bits in enumerate(codes):
         if bits not in matrices:
             matrices[bits] = read_operand(memory, bits, rows, kind, transposed)
         if group.written is None and group.run.observer is None:
@@ -249,18 +249,18 @@ def _read(
         if group.written is not None:
             check_written(c, chunks, 16, instruction)
         if group.run.observer is not None:
-            lanes = c.lanes[place * WARPGROUP : (place + 1) * WARPGROUP]
-            piece = int(group.pieces(lanes[:1], WARPGROUP)[0])
-            warpgroup = group.warpgroups.setdefault(piece, Warpgroup())
+            lanes = c.lanes[index * WARPGROUP : (index + 1) * WARPGROUP]
+            number = int(group.pieces(lanes[:1], WARPGROUP)[0])
+            warpgroup = group.warpgroups.setdefault(number, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
             warpgroup.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
-    return [matrices[bits] for bits in each]
+    return [matrices[bits] for bits in codes]
 
 
 def commit(c: LaneContext, instruction: int) -> None:
     """Runs `wgmma.commit_group`."""
-    for piece in _pieces(c, instruction):
-        warpgroup = c.group.warpgroups.setdefault(piece, Warpgroup())
+    for number in _pieces(c, instruction):
+        warpgroup = c.group.warpgroups.setdefault(number, Warpgroup())
         warpgroup.groups.append(warpgroup.open)
         warpgroup.marks.append(warpgroup.last)
         warpgroup.open, warpgroup.last = [], None
@@ -268,27 +268,26 @@ def commit(c: LaneContext, instruction: int) -> None:
 
 def wait(c: LaneContext, newest: int, instruction: int) -> None:
     """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
-    for piece in _pieces(c, instruction):
-        warpgroup = c.group.warpgroups.setdefault(piece, Warpgroup())
-        keep = max(0, len(warpgroup.groups) - newest)
-        for items in warpgroup.groups[:keep]:
-            for accumulators, place in items:
-                accumulators.settle(place)
-        marks = [mark for mark in warpgroup.marks[:keep] if mark is not None]
-        warpgroup.groups, warpgroup.marks = warpgroup.groups[keep:], warpgroup.marks[keep:]
+    for number in _pieces(c, instruction):
+        warpgroup = c.group.warpgroups.setdefault(number, Warpgroup())
+        done_count = max(0, len(warpgroup.groups) - newest)
+        for items in warpgroup.groups[:done_count]:
+            for accumulators, index in items:
+                accumulators.settle(index)
+        marks = [mark for mark in warpgroup.marks[:done_count] if mark is not None]
+        warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
         if marks and c.group.run.observer is not None:
-            c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == piece]), marks)
+            c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == number]), marks)
 
 
 def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
-    """Notes a race if an instruction reads an accumulator whose wgmma may still be running.
+    """Reports a race if an instruction reads an accumulator while its wgmma may still be running.
 
-    The instruction still gets the right result, because ptxas sees such reads and waits before them (its note C7517).
-    Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`.
-    """
+    The instruction still gets the right result, because ptxas detects such reads and inserts a wait (its note C7517).
+    Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`."""
     base = value.base if isinstance(value, np.ndarray) else None
     chain = c.group.accumulators.get(id(base)) if base is not None else None
     if chain is not None and any(chain.in_flight):
         c.group.run.register_races[instruction] = None
-        for place in range(len(chain.matrices)):
-            chain.fill(place)
+        for index in range(len(chain.matrices)):
+            chain.fill(index)

@@ -1,4 +1,4 @@
-"""Runs barriers, mbarriers, fences, traps and register moves."""
+"""Runs barriers, mbarriers, fences, traps and changes of register counts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rooflab.bench.emulator.machine.waiting import waiting_of
 
 
 def _common(value: Any) -> int | None:
-    """The value that all lanes share; None if the lanes' values differ."""
+    """Returns the value that all lanes share, or None if the lanes' values differ."""
     if isinstance(value, np.generic | int):
         return int(value)
     return int(value[0]) if (value == value[0]).all() else None
 
 
 def _split(c: LaneContext, keys: Any) -> int:
-    """Splits the context by the lanes' keys; all new contexts go on at the same instruction."""
+    """Splits the running lanes into one new context for each key.  All contexts continue at the same instruction."""
     c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
     return SPLIT
 
 
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
-    """The number and the thread count of the barrier that the lanes name; `SPLIT` if they name several barriers."""
+    """Returns the number and the thread count of the lanes' barrier, or `SPLIT` if the lanes name several barriers."""
     for value in (number, count):
         if value is not None and _common(value) is None:
             return _split(c, value)
-    which, threads = int(_common(number) or 0), None if count is None else _common(count)
-    late = waiting_of(c.group).barriers.too_many(c, which, threads, instruction)
-    return (which, threads) if late is None else _split(c, late)
+    barrier_number, threads = int(_common(number) or 0), None if count is None else _common(count)
+    extra_lanes = waiting_of(c.group).barriers.too_many(c, barrier_number, threads, instruction)
+    return (barrier_number, threads) if extra_lanes is None else _split(c, extra_lanes)
 
 
 def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
@@ -73,7 +73,7 @@ def reduce(
     following: int,
     instruction: int,
 ) -> int:
-    """Runs `bar.red`, a barrier that also combines its threads' predicates."""
+    """Runs `bar.red`, a barrier that also combines the predicates of its threads."""
     barrier = _barrier(c, number, count, instruction)
     if isinstance(barrier, int):
         return barrier
@@ -102,20 +102,21 @@ def fence(c: LaneContext, instruction: int) -> None:
 
 
 def fail(guard: Any, text: str, instruction: int) -> None:
-    """Raises `Fault` if the guard is true for any lane."""
+    """Raises `Fault` if the predicate `guard` is true for any lane."""
     if np.any(guard):
         raise Fault(text, instruction)
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:
-    """Runs `getctarank`: returns the rank of the CTA whose shared memory has the address."""
+    """Runs `getctarank`: returns the rank of the CTA that owns a shared memory address."""
     ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
-    own_rank = np.uint32(c.special("cluster_ctarank"))
-    return np.where(ranks > 0, ranks - 1, own_rank).astype(np.uint32)[()]
+    cta_rank = np.uint32(c.special("cluster_ctarank"))
+    return np.where(ranks > 0, ranks - 1, cta_rank).astype(np.uint32)[()]
 
 
 def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:
-    """Calls a method of `MBarriers` (`mbarrier.arrive`, `expect_tx`, `complete_tx`), which may end a phase."""
+    """Calls a method of `MBarriers`, such as `arrive`.  Then resumes the lanes that waited for a phase that is now
+    over."""
     waiting = waiting_of(c.group)
     result = getattr(waiting.mbarriers, operation)(c, *arguments, **options)
     waiting.wake_mbarriers()
@@ -123,22 +124,21 @@ def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: 
 
 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
-    """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: tells each lane whether the phase is over.
+    """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    The result is None if no lane may go on: the context then waits.  If only some lanes may go on, the other lanes get
-    False, as after a time-out.
-    """
+    The result is None if no lane may continue; then all lanes wait.  If only some lanes may continue, the other lanes
+    get False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     waits: list[tuple[int, int]] = []
-    over: list[Lanes] = []
+    complete_lanes: list[Lanes] = []
     pending = 0
-    for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
+    for offset, lanes in mbarriers.lots(c, addresses, guard, instruction):
         for parity, members in _by_parity(state, lanes):
-            if mbarriers.is_complete(place, parity, instruction):
-                mbarriers.acquired(c, place, members, instruction)
-                over.append(members)
+            if mbarriers.is_complete(offset, parity, instruction):
+                mbarriers.acquired(c, offset, members, instruction)
+                complete_lanes.append(members)
             else:
-                waits.append((place, parity))
+                waits.append((offset, parity))
                 pending += len(members)
     if not waits:
         return np.bool_(True)
@@ -146,17 +146,17 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
         waiting_of(c.group).park_at_mbarriers(c, waits)
         return None
     c.polls(instruction, addresses)
-    if not over:
+    if not complete_lanes:
         return np.bool_(False)
-    done = np.zeros(c.size, np.bool_)
-    done[np.concatenate(over)] = True
-    return done
+    complete_mask = np.zeros(c.size, np.bool_)
+    complete_mask[np.concatenate(complete_lanes)] = True
+    return complete_mask
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-    """Groups the lanes by the parity of the phase that they wait for: a list of (parity, lanes).
+    """Groups the lanes by the parity of their awaited phase.  Returns a list of pairs `(parity, lanes)`.
 
-    A token is the number of its phase.  Only the lowest bit of a parity counts: Triton passes -1 for 1.
+    `state` is a parity or a phase number.  Only its lowest bit counts, because Triton passes -1 for 1.
     """
     if isinstance(state, np.generic):
         return [(int(state) & 1, lanes)]

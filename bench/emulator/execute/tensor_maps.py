@@ -1,4 +1,4 @@
-"""Tensor maps in memory: TMA reads them; `tensormap.replace` and `.cp_fenceproxy` make them (PTX ISA 8.7, 9.7.9.28)."""
+"""Reads and writes the tensor maps that TMA uses; runs the `tensormap` instructions (PTX ISA 8.7, 9.7.9.28)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rooflab.bench.emulator.tiles import tensor_map
 def load_bytes(
     c: LaneContext, addresses: Any, size: int, instruction: int, *, lane: int = 0, reduces: bool = False
 ) -> npt.NDArray[Any]:
-    """Units of `size` bytes at addresses of global memory, read by a copy that `lane` issued."""
+    """Reads units of `size` bytes from global memory, for a copy that `lane` issued."""
     lanes = np.full(np.size(addresses), lane)
     return np.asarray(load_located(c, addresses, size, lanes, instruction, copy=True, reduces=reduces))
 
@@ -38,7 +38,7 @@ def store_bytes(
 
 
 def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map at a generic address, for TMA."""
+    """Returns the bytes of a tensor map at a generic address, for a TMA copy.  Also checks for a missing fence."""
     if c.group.maps is not None:
         maker = c.group.maps.use(*_warp(c, lane), address)
         if maker is not None:
@@ -47,23 +47,23 @@ def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes
 
 
 def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map at a generic address."""
+    """Returns the bytes of a tensor map at a generic address."""
     window = address >> 60
     if window == PARAM_WINDOW >> 60:
         start = address & ((1 << 40) - 1)
         return bytes(c.group.run.parameter_bytes[start : start + tensor_map.BYTES])
     if window == SHARED_WINDOW >> 60:
         return shared_map(c, address & 0xFFFFFFFF, lane, instruction)
-    places = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
-    return load_bytes(c, places, 16, instruction, lane=lane).tobytes()
+    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    return load_bytes(c, chunk_addresses, 16, instruction, lane=lane).tobytes()
 
 
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map in the shared memory of the lane's CTA.  Bytes that no store wrote count as zero."""
+    """Returns the bytes of a tensor map in the shared memory of the lane's CTA.  Unwritten bytes count as zero."""
     start = _shared_start(c, address, lane, instruction)
-    group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
+    group, chunk_offsets = c.group, np.arange(start, start + tensor_map.BYTES, 16)
     if group.run.observer is not None:
-        group.run.observer.shared_read(c, np.full(len(places), lane), places, 16, instruction)
+        group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
     raw = group.shared[start : start + tensor_map.BYTES].copy()
     if group.written is not None:
         raw[~group.written[start : start + tensor_map.BYTES]] = 0
@@ -77,23 +77,23 @@ def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction:
         return
     if c.group.maps is not None:
         c.group.maps.write(*_warp(c, lane), address, instruction)
-    places = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
-    store_bytes(c, places, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
+    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    store_bytes(c, chunk_addresses, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
 
 
 def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
     """Writes a tensor map into the shared memory of the lane's CTA."""
     start = _shared_start(c, address, lane, instruction)
-    places = np.arange(start, start + tensor_map.BYTES, 16)
+    chunk_offsets = np.arange(start, start + tensor_map.BYTES, 16)
     if c.group.run.observer is not None:
-        c.group.run.observer.shared_write(c, np.full(len(places), lane), places, 16, instruction, None)
+        c.group.run.observer.shared_write(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction, None)
     c.group.shared[start : start + tensor_map.BYTES] = np.frombuffer(data, np.uint8)
     if c.group.written is not None:
         c.group.written[start : start + tensor_map.BYTES] = True
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """The race detector's slot of a lane, and the lane's warp in that slot."""
+    """Returns two numbers for the race detector: its index of the lane's CTA or cluster, and the lane's warp in it."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
@@ -109,36 +109,36 @@ def replace(
     """Runs `tensormap.replace`."""
     for lane in map(int, c.lanes_under(guard)):
         address = value_of(addresses, lane)
-        read, write = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
+        load_map, store_map = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
         unit = 16 if c.group.run.old_strides else 1
         try:
-            made = tensor_map.replace(
-                read(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=unit
+            new_map = tensor_map.replace(
+                load_map(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=unit
             )
         except ValueError as error:
             raise Fault(str(error), instruction) from None
-        write(c, address, made, lane, instruction)
+        store_map(c, address, new_map, lane, instruction)
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
-    """Runs `tensormap.cp_fenceproxy`: copies a finished map from shared to global memory, once for each warp."""
+    """Runs `tensormap.cp_fenceproxy`: copies a tensor map from shared to global memory, once for each warp."""
     for lane in _one_lane_each(c, targets, guard):
         data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
         write_map(c, value_of(targets, lane), data, lane, instruction)
 
 
 def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
-    """Runs `fence.proxy.tensormap::generic` for the map at an address."""
+    """Runs `fence.proxy.tensormap::generic` for the tensor map at an address."""
     if c.group.maps is not None:
         for lane in _one_lane_each(c, addresses, guard):
             c.group.maps.fence(*_warp(c, lane), value_of(addresses, lane))
 
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
-    """Yields one lane for each warp and each address that the warp gives."""
-    seen: set[tuple[int, int]] = set()
+    """Yields one lane for each warp and each different address in the warp."""
+    seen_keys: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
-        what = int(c.warps[lane]), value_of(addresses, lane)
-        if what not in seen:
-            seen.add(what)
+        key = int(c.warps[lane]), value_of(addresses, lane)
+        if key not in seen_keys:
+            seen_keys.add(key)
             yield lane

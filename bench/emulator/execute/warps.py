@@ -1,4 +1,4 @@
-"""Instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.7 to 12)."""
+"""Runs instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.7 to 12)."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ _NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
 
 
 def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
-    """Reshapes a value to (warps, 32).  Also returns each lane's index there, or None for whole warps in order.
+    """Reshapes a value with one element per lane to `[warps, 32]`.  Lanes that do not run get the byte `absent`.
 
-    Every byte of an element whose lane is not in the context is `absent`.
-    """
+    Also returns the index of each lane in this array, or None if all warps are complete and in order."""
     vector = c.vector(value)
-    places = _places(c)
-    if places is None:
+    lane_index = _places(c)
+    if lane_index is None:
         return vector.reshape(-1, WARP), None
-    count = (int(places.max()) // WARP + 1) * WARP
-    whole = np.full(count * vector.itemsize, absent, np.uint8).view(vector.dtype)
-    whole[places] = vector
-    return whole.reshape(-1, WARP), places
+    count = (int(lane_index.max()) // WARP + 1) * WARP
+    padded_values = np.full(count * vector.itemsize, absent, np.uint8).view(vector.dtype)
+    padded_values[lane_index] = vector
+    return padded_values.reshape(-1, WARP), lane_index
 
 
 def _places(c: LaneContext) -> npt.NDArray[np.intp] | None:
     if not c.warps_known:
         c.warps_known = True
         _, index = np.unique(c.warps, return_inverse=True)
-        places = index * WARP + (c.lanes & (WARP - 1))
-        whole = c.size == (int(places[-1]) // WARP + 1) * WARP and bool((places == np.arange(c.size)).all())
-        c.warp_places = None if whole else places
+        indices = index * WARP + (c.lanes & (WARP - 1))
+        is_full = c.size == (int(indices[-1]) // WARP + 1) * WARP and bool((indices == np.arange(c.size)).all())
+        c.warp_places = None if is_full else indices
     return c.warp_places
 
 
 def present(c: LaneContext) -> npt.NDArray[np.bool_]:
-    """A mask (warps, 32) of the lanes of its warps that a context contains."""
+    """Returns a mask `[warps, 32]` of the lanes that run together."""
     return in_warps(c, np.ones(c.size, np.bool_))[0]
 
 
@@ -60,7 +59,7 @@ def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], np
 
 
 def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """The lane that each lane reads, and whether that lane is in the segment (PTX ISA, `shfl.sync`, semantics)."""
+    """Returns the lane that each lane reads, and whether it is in the segment (PTX ISA, `shfl.sync`, semantics)."""
     segment = clamp >> 8 & 31
     limit = clamp & 31
     lowest = readers & segment
@@ -79,27 +78,27 @@ def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, 
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """Runs `shfl.sync`: another lane's value, and whether that lane is in range; poison if it takes no part."""
+    """Runs `shfl.sync`: returns another lane's value (poison if that lane does not run), and whether it is in range."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
             return value, None
         if fixed:
             return value, _sources(mode, int(lane), int(clamp))[1][c.lanes & (WARP - 1)]
-    rows, places = in_warps(c, value, POISON)
+    rows, indices = in_warps(c, value, POISON)
     if fixed:
         source, valid = _sources(mode, int(lane), int(clamp))
-        moved = rows[:, source]
-        return _back(moved, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
+        shuffled = rows[:, source]
+        return _back(shuffled, indices), _back(np.broadcast_to(valid, rows.shape), indices) if wants_valid else None
     readers = np.broadcast_to(np.arange(WARP), rows.shape)
     lanes = in_warps(c, lane)[0].astype(np.int64)
     clamps = in_warps(c, clamp)[0].astype(np.int64)
     source, valid = _source_lanes(mode, readers, lanes, clamps)
-    return _back(np.take_along_axis(rows, source, axis=1), places), _back(valid, places)
+    return _back(np.take_along_axis(rows, source, axis=1), indices), _back(valid, indices)
 
 
 def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Runs `call` once for each different mask, and gives each lane the result for its own mask."""
+    """Calls `call` once for each different mask.  Each lane gets the result for its own mask."""
     if isinstance(mask, np.generic):
         return call(np.uint32(mask))
     masks = np.unique(mask)
@@ -113,28 +112,28 @@ def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[A
 
 
 def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
-    """A mask (warps, 32) of the lanes of each warp that take part."""
-    named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
-    members: npt.NDArray[np.bool_] = named & present(c)
+    """Returns a mask `[warps, 32]` of the lanes that take part in an instruction."""
+    mask_bits = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
+    members: npt.NDArray[np.bool_] = mask_bits & present(c)
     if guard is not None:
         members &= in_warps(c, guard)[0]
     return members
 
 
 def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
-    """Runs `vote.sync`: all, any, uniform or ballot of the predicates of the lanes that take part."""
+    """Runs `vote.sync`: combines the predicates of the lanes that take part (all, any, uniform or ballot)."""
     return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
 
 
 def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
-    rows, places = in_warps(c, predicate)
+    rows, lane_index = in_warps(c, predicate)
     yes = rows & members
     if mode == "ballot":
-        return _spread(_bits(yes), places)
+        return _spread(_bits(yes), lane_index)
     count, all_ = yes.sum(axis=1), members.sum(axis=1)
     answers = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
-    return _spread(answers, places)
+    return _spread(answers, lane_index)
 
 
 def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
@@ -143,27 +142,27 @@ def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
 
 
 def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
-    """Gives each warp's value to all lanes of the warp; a scalar if all warps have the same value."""
+    """Returns the value of each warp for all its lanes, or one scalar if all warps have the same value."""
     if (values == values[0]).all():
         return values[0]
     return _back(np.repeat(values, WARP), places)
 
 
 def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
-    """Runs `match.any.sync` (the lanes with the same value) or `match.all.sync` (all members if all agree)."""
+    """Runs `match.any.sync` (returns the lanes with the same value) or `match.all.sync` (all lanes if all agree)."""
     return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 
 def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
     members = _members(c, mask, None)
-    rows, places = in_warps(c, value)
-    same = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
-    bits = (same.astype(np.uint64) << _BITS).sum(axis=2).astype(np.uint32)
+    rows, lane_index = in_warps(c, value)
+    equal_lanes = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
+    bits = (equal_lanes.astype(np.uint64) << _BITS).sum(axis=2).astype(np.uint32)
     if mode == "any":
-        return _back(bits, places), None
-    whole = _bits(members)
-    agree = ((bits == whole[:, None]) | ~members).all(axis=1)
-    return _spread(np.where(agree, whole, np.uint32(0)), places), _spread(agree, places)
+        return _back(bits, lane_index), None
+    member_bits = _bits(members)
+    agree = ((bits == member_bits[:, None]) | ~members).all(axis=1)
+    return _spread(np.where(agree, member_bits, np.uint32(0)), lane_index), _spread(agree, lane_index)
 
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
@@ -173,25 +172,25 @@ def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) ->
 
 def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
-    rows, places = in_warps(c, value)
+    rows, lane_index = in_warps(c, value)
     limits = np.iinfo(rows.dtype)
     neutral = {"min": limits.max, "max": limits.min, **_NEUTRAL}[operation]
     filled = np.where(members, rows, np.array(neutral).astype(rows.dtype))
-    return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), places)
+    return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), lane_index)
 
 
 def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:
-    """Runs `elect.sync`: the lowest member's number, and a predicate that is true for this member only."""
+    """Runs `elect.sync`: returns the lowest lane of the mask, and a predicate that is true only for this lane."""
     return _by_mask(mask, lambda named: _elect(c, named))
 
 
 def _elect(c: LaneContext, mask: np.uint32) -> tuple[Any, Any]:
     members = _members(c, mask, None)
     leader = members.argmax(axis=1)
-    chosen = np.arange(WARP) == leader[:, None]
-    return _spread(leader.astype(np.uint32), _places(c)), _back(chosen, _places(c))
+    is_leader = np.arange(WARP) == leader[:, None]
+    return _spread(leader.astype(np.uint32), _places(c)), _back(is_leader, _places(c))
 
 
 def active_mask(c: LaneContext) -> Any:
-    """Runs `activemask`: the lanes that run this instruction together."""
+    """Runs `activemask`: returns the mask of the lanes that run this instruction together."""
     return _spread(_bits(present(c)), _places(c))

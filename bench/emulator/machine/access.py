@@ -1,6 +1,6 @@
-"""Loads and stores of every state space, for the lanes of a context (PTX ISA 8.7, sections 5.1, 9.7.9).
+"""Runs loads and stores of every state space, for lanes that run together (PTX ISA 8.7, sections 5.1, 9.7.9).
 
-Values are unsigned, with the width of one element; the instruction decides what a value means.
+Values are unsigned, with the width of one element.  The instruction decides what a value means.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rooflab.bench.emulator.machine.memory import (
     RANK_SHIFT,
     SHARED_WINDOW,
     SHIFT,
-    WIDE,
+    UNIT_DTYPES,
     assign,
 )
 from rooflab.bench.emulator.machine.run import Fault
 
-WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
+WRITTEN_UNITS = {size: np.ones(size, np.bool_).view(UNIT_DTYPES[size])[0] for size in UNIT_DTYPES}
 """By unit size in bytes: the flags of a unit whose bytes are all written."""
-INSIDE = (1 << 60) - 1
+WINDOW_MASK = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -35,12 +35,12 @@ _WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WI
 
 
 def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
-    """`count` values of `width` bytes for each lane in `mask` (None: all lanes); 0 for lanes outside `mask`."""
+    """Loads `count` values of `width` bytes for each lane in `mask` (None means all lanes).  Other lanes get 0."""
     active = _active(mask, c.size)
     if active is not None and not len(active):
         return (_UNSIGNED[width](0),) * count
-    chosen = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
-    units = _LOADS[space](c, chosen, width * count, active, instruction)
+    lane_addresses = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
+    units = _LOADS[space](c, lane_addresses, width * count, active, instruction)
     values = _unpacked(units, width, count)
     if active is None:
         return values
@@ -48,7 +48,7 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
 
 
 def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
-    """Stores values of `width` bytes side by side, from each lane in `mask`."""
+    """Stores the `values` of each lane in `mask` at consecutive addresses.  Each value has `width` bytes."""
     active = _active(mask, c.size)
     if active is not None:
         if not len(active):
@@ -61,7 +61,7 @@ def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any,
 
 
 def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
-    """The numbers of the lanes that `mask` selects; None if it selects all lanes."""
+    """Returns the indices of the lanes that `mask` selects, or None if it selects all lanes."""
     if mask is None or isinstance(mask, np.bool_):
         return None if mask is None or mask else np.empty(0, np.int64)
     active = np.flatnonzero(mask)
@@ -69,13 +69,13 @@ def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
 
 
 def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
-    whole = np.zeros(size, value.dtype)
-    whole[active] = value
-    return whole
+    lane_values = np.zeros(size, value.dtype)
+    lane_values[active] = value
+    return lane_values
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
-    """Splits each lane's unit `raw` into `count` elements of `width` bytes: one vector or scalar for each element."""
+    """Splits each lane's data into `count` elements of `width` bytes.  Returns a vector or scalar for each element."""
     if count == 1:
         return (raw,)
     kind = _UNSIGNED[width]
@@ -85,23 +85,23 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """Joins the elements of each lane into one unit; the result is a scalar if all elements are scalars."""
+    """Joins the elements of each lane into one unit of memory.  The result is a scalar if all elements are scalars."""
     if len(values) == 1:
         return values[0]
-    kind, unit = _UNSIGNED[width], WIDE[width * len(values)]
+    kind, unit = _UNSIGNED[width], UNIT_DTYPES[width * len(values)]
     if all(isinstance(value, np.generic) for value in values):
         return np.array(values, kind).view(unit)[0]
-    whole = np.empty((lanes, len(values)), kind)
-    for place, value in enumerate(values):
-        whole[:, place] = value
-    return whole.view(unit)[:, 0]
+    elements = np.empty((lanes, len(values)), kind)
+    for index, value in enumerate(values):
+        elements[:, index] = value
+    return elements.view(unit)[:, 0]
 
 
 # Shared memory, of a CTA and of its cluster
 
 
 def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Offsets in the group's shared memory.  Raises `Fault` on misaligned addresses, and outside the CTA's memory."""
+    """Returns offsets in the CTAs' shared memory.  Raises `Fault` if an address is misaligned or outside the memory."""
     limit = c.group.run.shared_limit - size
     scalar = isinstance(addresses, np.generic)
     top = int(addresses) if scalar else int(addresses.max())
@@ -123,25 +123,25 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
 
 
 def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
-    """Whether an instruction may name another CTA's memory: `.shared` alone means the CTA's own."""
+    """Returns whether an instruction may access another CTA's memory.  Plain `.shared` means only its own memory."""
     opcode = c.group.program.kernel.instructions[instruction].opcode
     return "shared::cluster" in opcode or ".shared" not in opcode
 
 
 def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
     ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
-    inside = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
-    if int(inside.max()) > limit:
+    cta_offsets = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
+    if int(cta_offsets.max()) > limit:
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
-    own_slots = c.slots if active is None else c.slots[active]
-    slots = np.where(ranks > 0, ranks - 1, own_slots if ranks.ndim else own_slots[0])
+    lane_slots = c.slots if active is None else c.slots[active]
+    slots = np.where(ranks > 0, ranks - 1, lane_slots if ranks.ndim else lane_slots[0])
     for slot in map(int, np.unique(slots)):
         first = slot * c.group.lanes_per_cta
         if not c.group.alive[first : first + c.group.lanes_per_cta].any():
             raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
-    offsets = slots * c.group.shared_size + inside
+    offsets = slots * c.group.shared_size + cta_offsets
     return offsets if offsets.ndim else np.int64(offsets)
 
 
@@ -160,12 +160,12 @@ def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruct
 
 def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
     """Raises `Fault` on a read of shared memory that was never written."""
-    written = c.group.written
-    assert written is not None
-    flags = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
+    written_flags = c.group.written
+    assert written_flags is not None
+    flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
     if not flags.all():
-        at = int(np.atleast_1d(offsets)[int(np.flatnonzero(~flags)[0]) // size]) % c.group.shared_size
-        raise Fault(f"a read of shared memory at 0x{at:x}, which nobody has written", instruction)
+        address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~flags)[0]) // size]) % c.group.shared_size
+        raise Fault(f"a read of shared memory at 0x{address:x}, which nobody has written", instruction)
 
 
 def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -176,7 +176,7 @@ def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: 
         group.run.observer.shared_write(c, active, offsets, size, instruction, value)
     index = offsets >> SHIFT[size]
     if group.written is not None:
-        np.put(group.written.view(WIDE[size]), index, WRITTEN[size])
+        np.put(group.written.view(UNIT_DTYPES[size]), index, WRITTEN_UNITS[size])
     assign(group.views[size], index, value)
 
 
@@ -185,18 +185,18 @@ def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: 
 
 def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> npt.NDArray[np.int64]:
     group = c.group
-    room = group.run.local_size
+    local_bytes = group.run.local_size
     if group.local is None:
-        group.local = np.full(len(group.alive) * room, POISON, np.uint8)
+        group.local = np.full(len(group.alive) * local_bytes, POISON, np.uint8)
         group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
-    inside = np.asarray(addresses).astype(np.int64) & INSIDE
-    top = int(inside.max())
-    if top > room - size:
-        lane = lane_of(c, inside, top, active)
-        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {room} there", instruction, lane)
-    _check_aligned(inside, size, "local", instruction)
+    offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
+    top = int(offsets.max())
+    if top > local_bytes - size:
+        lane = lane_of(c, offsets, top, active)
+        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {local_bytes} there", instruction, lane)
+    _check_aligned(offsets, size, "local", instruction)
     lanes = c.lanes if active is None else c.lanes[active]
-    return lanes * room + inside
+    return lanes * local_bytes + offsets
 
 
 def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
@@ -206,43 +206,43 @@ def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None
 
 
 def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Loads units of `size` bytes of the lanes' own memory.  Raises `Fault` on bytes that the lane has not written."""
+    """Loads units of `size` bytes of each lane's local memory.  Raises `Fault` on bytes that the lane never wrote."""
     offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    index, written = offsets >> SHIFT[size], c.group.local_written
+    index, written_flags = offsets >> SHIFT[size], c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
-    if written is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        flags = written.view(WIDE[size]).take(index).view(np.bool_)
+    if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
+        flags = written_flags.view(UNIT_DTYPES[size]).take(index).view(np.bool_)
         if not flags.all():
-            place = int(np.flatnonzero(~flags)[0]) // size
-            lane = int((c.lanes if active is None else c.lanes[active])[place])
-            at = int(offsets[place]) % c.group.run.local_size
-            raise Fault(f"a read of local memory at 0x{at:x}, which the thread has not written", instruction, lane)
-    return c.group.local.view(WIDE[size]).take(index)
+            first_bad = int(np.flatnonzero(~flags)[0]) // size
+            lane = int((c.lanes if active is None else c.lanes[active])[first_bad])
+            address = int(offsets[first_bad]) % c.group.run.local_size
+            raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)
+    return c.group.local.view(UNIT_DTYPES[size]).take(index)
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Stores units of `size` bytes to the lanes' own memory."""
+    """Stores units of `size` bytes to each lane's local memory."""
     offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    c.group.local.view(WIDE[size])[offsets >> SHIFT[size]] = value
+    c.group.local.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = value
     if c.group.local_written is not None:
-        c.group.local_written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+        c.group.local_written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
 
 
 def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Loads units of `size` bytes of the kernel's parameters."""
     data = c.group.run.parameter_bytes
-    inside = np.asarray(addresses).astype(np.int64) & INSIDE
-    if int(inside.max()) > len(data) - size:
-        raise Fault(f"{size} bytes at parameter address 0x{int(inside.max()):x} lie behind the last", instruction)
-    _check_aligned(inside, size, "parameter", instruction)
-    units = data.view(WIDE[size])[inside >> SHIFT[size]]
+    offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
+    if int(offsets.max()) > len(data) - size:
+        raise Fault(f"{size} bytes at parameter address 0x{int(offsets.max()):x} lie behind the last", instruction)
+    _check_aligned(offsets, size, "parameter", instruction)
+    units = data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
     return units if isinstance(units, np.ndarray) and units.ndim else units[()]
 
 
 def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Raises `Fault`: parameters are constant."""
+    """Raises `Fault`, because the kernel's parameters are constant."""
     raise Fault("a store to a kernel's parameter", instruction)
 
 
@@ -260,7 +260,7 @@ def _spaces(addresses: Any) -> Any:
 def _inner(space: str, addresses: Any) -> Any:
     if space == "shared":
         # An offset beyond 32 bits must not wrap into a valid one.
-        return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_BEYOND)).astype(np.uint32)
+        return np.minimum(addresses & np.uint64(WINDOW_MASK), np.uint64(_BEYOND)).astype(np.uint32)
     return addresses
 
 
@@ -270,11 +270,11 @@ def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instru
     if not kinds.ndim or (kinds == first).all():
         space = _WINDOWS.get(first, "global")
         return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
-    units = np.empty(len(addresses), WIDE[size])
+    units = np.empty(len(addresses), UNIT_DTYPES[size])
     for kind in np.unique(kinds):
-        places = np.flatnonzero(kinds == kind)
-        space, lanes = _WINDOWS.get(int(kind), "global"), places if active is None else active[places]
-        units[places] = _LOADS[space](c, _inner(space, addresses[places]), size, lanes, instruction)
+        lane_indices = np.flatnonzero(kinds == kind)
+        space, lanes = _WINDOWS.get(int(kind), "global"), lane_indices if active is None else active[lane_indices]
+        units[lane_indices] = _LOADS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
     return units
 
 
@@ -285,10 +285,10 @@ def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active
         if not kinds.ndim or (kinds == kind).all():
             _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
             return
-        places = np.flatnonzero(kinds == kind)
-        part = value if isinstance(value, np.generic) else value[places]
-        lanes = places if active is None else active[places]
-        _STORES[space](c, _inner(space, addresses[places]), part, size, lanes, instruction)
+        lane_indices = np.flatnonzero(kinds == kind)
+        lane_values = value if isinstance(value, np.generic) else value[lane_indices]
+        lanes = lane_indices if active is None else active[lane_indices]
+        _STORES[space](c, _inner(space, addresses[lane_indices]), lane_values, size, lanes, instruction)
 
 
 _LOADS = {

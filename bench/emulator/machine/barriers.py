@@ -1,4 +1,4 @@
-"""Barriers of CTAs (`bar`, `barrier`) and of clusters, and registers moved between warps (PTX ISA 8.7, 9.7.13, 20)."""
+"""Implements barriers of CTAs (`bar`, `barrier`) and clusters, and `setmaxnreg` (PTX ISA 8.7, 9.7.13, 20)."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ _KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Tells the race detector that all running threads met at barriers.  `warps`: the warp of each lane, sorted."""
+    """Reports to the race detector that all running threads met at barriers.  `warps`: each lane's warp, sorted."""
     if group.races is None:
         return
-    each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
+    distinct_warps = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
     per_cta = group.lanes_per_cta // 32
-    ctas = each // per_cta
-    if not group.run.has_clusters and len(each) == (ctas[-1] - ctas[0] + 1) * per_cta:
-        group.races.barrier(np.arange(ctas[0], ctas[-1] + 1), each[:per_cta] % per_cta)
+    ctas = distinct_warps // per_cta
+    if not group.run.has_clusters and len(distinct_warps) == (ctas[-1] - ctas[0] + 1) * per_cta:
+        group.races.barrier(np.arange(ctas[0], ctas[-1] + 1), distinct_warps[:per_cta] % per_cta)
         return
     for cta in np.unique(ctas):
-        group.races.barrier(group.race_slot(int(cta)), each[ctas == cta] % group.race_warps)
+        group.races.barrier(group.race_slot(int(cta)), distinct_warps[ctas == cta] % group.race_warps)
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Notes warps that leave a barrier for all threads.  Notes a fault if a warp that met there before has ended.
+    """Records which warps leave a barrier for all threads.  Records a fault if an earlier warp of this barrier has
+    ended.
 
-    PTX does not wait for a thread that has ended (`exit`), so later turns of a loop do not order its accesses.  CUDA
-    C++ calls a barrier undefined if a running thread skips it.  `together`: the number of lanes of the barrier; `gone`:
-    the lanes that the barrier no longer waits for.
+    PTX does not wait for a thread that has ended (`exit`), so later iterations of a loop do not order its accesses.
+    CUDA C++ leaves a barrier undefined if a running thread skips it.  `together`: the number of lanes of the barrier.
+    `gone`: the lanes that the barrier no longer waits for.
     """
     met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     met[warps] = True
-    ended = np.flatnonzero(met & gone.reshape(-1, 32).all(axis=1))
-    if np.isin(ended // (together // 32), warps // (together // 32)).any():
+    ended_warps = np.flatnonzero(met & gone.reshape(-1, 32).all(axis=1))
+    if np.isin(ended_warps // (together // 32), warps // (together // 32)).any():
         group.run.uneven_barriers[instruction] = None
 
 
 @dataclass
 class _BarrierState:
-    """The state of one barrier of one CTA, between two completions of the barrier."""
+    """Holds the state of one barrier of one CTA.  The state starts anew when the barrier completes."""
 
     arrived: int = 0
     threads: int | None = None
@@ -66,7 +67,7 @@ class _BarrierState:
 
 
 class Barriers:
-    """The barriers of a group of CTAs, by CTA and number."""
+    """Holds the barriers of the CTAs that run at once, by CTA and barrier number."""
 
     def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
         self._group = group
@@ -77,7 +78,7 @@ class Barriers:
         self._threads = int(np.count_nonzero(group.alive))
 
     def any(self) -> bool:
-        """Whether any context waits at a barrier."""
+        """Returns whether any lanes wait at a barrier."""
         return any(state.parked for state in self._states.values())
 
     def sync(
@@ -89,10 +90,11 @@ class Barriers:
         instruction: int,
         vote: tuple[np.ndarray[Any, Any], Callable[[int, int], None]] | None = None,
     ) -> int:
-        """Arrives at a barrier and waits.  Returns the instruction where the context goes on, or `PARKED`.
+        """Arrives at a barrier and waits.  Returns the number of the next instruction, or `PARKED` if the lanes must
+        wait.
 
-        `vote` belongs to a `bar.red`: each lane's predicate, and a function that takes the votes and the voters.
-        """
+        `vote` is for `bar.red`: each lane's predicate, and a function of `(true_count, lane_count)` that sets the
+        result."""
         group = self._group
         if vote is not None:
             if context.slot is None:
@@ -120,10 +122,9 @@ class Barriers:
     def too_many(
         self, context: LaneContext, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Lanes that the barrier's phase does not need, which begin the next phase; None if there are no such lanes.
+        """Returns a mask of the lanes that the barrier's current phase does not need, or None if there are none.
 
-        Raises `Fault` on a number or a count that no barrier has.
-        """
+        The lanes in the mask begin the next phase.  Raises `Fault` on an invalid barrier number or thread count."""
         if not 0 <= number < BARRIERS:
             raise Fault(f"a barrier's number is 0 to {BARRIERS - 1}, got {number}", instruction)
         if count is None:
@@ -132,17 +133,17 @@ class Barriers:
             raise Fault(f"a barrier wants a multiple of 32 threads, got {count}", instruction)
         if context.warps[0] == context.warps[-1]:
             return None
-        late = np.zeros(context.size, np.bool_)
+        extra_lanes = np.zeros(context.size, np.bool_)
         for slot in map(int, np.unique(context.slots)):
             state = self._states.get((slot, number))
             warps = np.unique(context.warps[context.slots == slot])
-            room = (count - state.arrived if state is not None else count) // 32
-            if len(warps) > room > 0:
-                late |= (context.slots == slot) & (context.warps >= warps[room])
-        return late if late.any() else None
+            free_warps = (count - state.arrived if state is not None else count) // 32
+            if len(warps) > free_warps > 0:
+                extra_lanes |= (context.slots == slot) & (context.warps >= warps[free_warps])
+        return extra_lanes if extra_lanes.any() else None
 
     def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
-        """Runs `bar.arrive`: arrives at a barrier, without a wait."""
+        """Runs `bar.arrive`: arrives at a barrier without waiting."""
         for slot in map(int, np.unique(context.slots)):
             lanes = context.lanes[context.slots == slot]
             self._arrive(context, slot, lanes, number, count, waits=False, instruction=instruction)
@@ -158,7 +159,7 @@ class Barriers:
         waits: bool,
         instruction: int,
     ) -> bool:
-        """Notes that lanes arrive at a barrier; returns whether they complete the barrier."""
+        """Records that lanes arrive at a barrier.  Returns whether the barrier is then complete."""
         group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
@@ -206,15 +207,15 @@ class Barriers:
             group.races.barrier(group.race_slot(slot), warps, ("barrier", slot, number))
         went = []
         for context in state.parked:
-            left = self._missing.pop(id(context), 1) - 1
-            if left:
-                self._missing[id(context)] = left
+            missing_ctas = self._missing.pop(id(context), 1) - 1
+            if missing_ctas:
+                self._missing[id(context)] = missing_ctas
             else:
                 went.append(context)
         self._resume(went)
 
     def recheck(self) -> bool:
-        """Checks the barriers again after threads have ended; returns whether any context can go on."""
+        """Checks the barriers again after threads have ended.  Returns whether any lanes can continue."""
         went = False
         for (slot, number), state in list(self._states.items()):
             if state.parked and self._complete(slot, state):
@@ -223,7 +224,7 @@ class Barriers:
         return went
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Lists each waiting context, with the reason of the wait in words."""
+        """Lists all waiting lanes, with the reason of each wait in words."""
         waits = []
         for (_, number), state in self._states.items():
             threads = "all" if state.threads is None else str(state.threads)
@@ -233,7 +234,7 @@ class Barriers:
 
 
 class ClusterBarrier:
-    """`barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of the cluster arrive, and wait later."""
+    """Implements `barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of a cluster arrive, then wait."""
 
     def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
         self._group = group
@@ -245,11 +246,11 @@ class ClusterBarrier:
         """The number of completed phases: how often all threads have arrived."""
 
     def any(self) -> bool:
-        """Whether any context waits at the cluster's barrier."""
+        """Returns whether any lanes wait at the cluster's barrier."""
         return bool(self._parked)
 
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
-        """Notes that threads arrive.  Raises `Fault` if they arrived before and have not waited since then."""
+        """Records that threads arrive.  Raises `Fault` if a thread arrives twice without a wait in between."""
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
@@ -259,7 +260,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as `context`.  Raises `Fault` if `context` has not arrived."""
+        """Waits until all threads of the cluster have arrived.  Raises `Fault` if a waiting thread has not arrived."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -275,19 +276,19 @@ class ClusterBarrier:
         return bool((self._arrived[self._group.alive] >= arrivals).all())
 
     def _learn(self, context: LaneContext) -> None:
-        late = self._arrived < self._arrived[context.lanes].max()
-        _meet(self._group, context.warps, context.place - 1, len(late), late & ~self._group.alive)
+        not_arrived = self._arrived < self._arrived[context.lanes].max()
+        _meet(self._group, context.warps, context.place - 1, len(not_arrived), not_arrived & ~self._group.alive)
         if self._group.races is not None:
             for slot, warps in self._warps(context):
                 self._group.races.wait(slot, warps, _KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """The warps of a context, by slot of the race detector; a cluster is one slot."""
-        each, per_slot = np.unique(context.warps), self._group.race_warps
-        return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
+        """Returns the warps of a context by race-detector slot.  A slot is a CTA, or a whole cluster."""
+        warps, per_slot = np.unique(context.warps), self._group.race_warps
+        return [(int(slot), warps[warps // per_slot == slot] % per_slot) for slot in np.unique(warps // per_slot)]
 
     def recheck(self) -> bool:
-        """Resumes contexts that can go on; returns whether it resumed any context."""
+        """Resumes the lanes that no longer need to wait.  Returns whether it resumed any lanes."""
         alive = self._group.alive
         phase = int(self._arrived[alive].min()) if alive.any() else self._phase
         if phase > self._phase:
@@ -303,15 +304,14 @@ class ClusterBarrier:
         return bool(went)
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Lists each waiting context, with the reason of the wait in words."""
+        """Lists all waiting lanes, with the reason of each wait in words."""
         return [(context, "for the cluster's barrier") for context in self._parked]
 
 
 class Registers:
-    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): moves a CTA's registers between its warps.
+    """Implements `setmaxnreg` (PTX ISA 8.7, section 9.7.20.5), which moves a CTA's registers between its warps.
 
-    The order in which warps give registers back depends on timing, so only the sum at the end is checked.
-    """
+    The order in which warps release registers depends on timing, so only the sum at the end is checked."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
@@ -321,7 +321,7 @@ class Registers:
         self._last = -1
 
     def set(self, context: LaneContext, count: int, increase: bool, instruction: int) -> None:
-        """Gives the warps of `context` `count` registers per thread.  Raises `Fault` where the GPU forbids this."""
+        """Sets the registers per thread to `count` for the running warps.  Raises `Fault` if the GPU forbids it."""
         if self._at_launch is None:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
@@ -338,12 +338,12 @@ class Registers:
             raise Fault(f"setmaxnreg asks for more registers than the CTA's {budget}", instruction)
 
     def check(self) -> None:
-        """Raises `Fault` where the warps of a CTA hold more registers than the CTA got at launch."""
+        """Raises `Fault` if the warps of a CTA have more registers than the CTA got at launch."""
         if self._last < 0 or self._at_launch is None:
             return
         per_cta = self._group.lanes_per_cta // 32
         for first in range(0, len(self._of_warp), per_cta):
-            held = 32 * int(self._of_warp[first : first + per_cta].sum())
-            if held > self._at_launch * per_cta * 32:
-                text = f"the CTA's warps hold {held} registers in the end, of {self._at_launch * per_cta * 32} there"
+            count = 32 * int(self._of_warp[first : first + per_cta].sum())
+            if count > self._at_launch * per_cta * 32:
+                text = f"the CTA's warps hold {count} registers in the end, of {self._at_launch * per_cta * 32} there"
                 raise Fault(text, self._last)

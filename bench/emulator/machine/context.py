@@ -1,6 +1,6 @@
-"""Lanes that run together: their next instruction and their registers.
+"""Defines a context: lanes that run together, with their next instruction and their registers.
 
-A lane is a thread.  Lanes are numbered through all CTAs that run at once, each CTA padded to whole warps.
+A lane is a thread.  Lanes are numbered across all CTAs that run at once, and each CTA is padded to whole warps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_SEEN = 1024
 
 
 class LaneContext:
-    """Lanes at the same instruction.  A register is a vector of `size` values, or a scalar that holds for all lanes."""
+    """Holds lanes at the same instruction.  A register is a vector with a value per lane, or a scalar for all lanes."""
 
     def __init__(self, group: CtaGroup, lanes: Lanes, registers: list[Any], place: int):
         self.group = group
@@ -60,31 +60,31 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain`: 128 if the lanes are whole warpgroups, 32 if whole warps, else 1.  Ended lanes do not count."""
+        """Sets `grain`: 128 for complete warpgroups, 32 for complete warps, else 1.  Ended lanes do not count."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
-        """A value as a vector with one element per lane."""
+        """Returns a value as a vector with one element per lane."""
         return np.full(self.size, value) if isinstance(value, np.generic) else value
 
     def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
-        """The indices in the context of the lanes whose predicate holds; all lanes if the predicate is None."""
+        """Returns the indices of the lanes with a true predicate, or of all lanes if the predicate is None."""
         return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
     # Methods that generated code calls.
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
-        """Lanes whose predicate holds go on at `target`, other lanes at `following`."""
-        taken = int(np.count_nonzero(predicate))
-        if taken == self.size:
+        """Runs a branch.  Lanes with a true predicate continue at `target`, other lanes at `following`."""
+        taken_count = int(np.count_nonzero(predicate))
+        if taken_count == self.size:
             return target
-        if not taken:
+        if not taken_count:
             return following
         self.children = [self.part(predicate, target), self.part(~predicate, following)]
         return SPLIT
 
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
-        """Runs `brx.idx`: each lane goes on at its own target."""
+        """Runs `brx.idx`: each lane continues at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
             text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
@@ -95,55 +95,55 @@ class LaneContext:
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
-        """Makes a new context of the lanes in `mask`, at the instruction `place`."""
-        chosen = np.flatnonzero(mask)
-        first, last = int(chosen[0]), int(chosen[-1])
+        """Makes a new context with the lanes in `mask`, at the instruction number `place`."""
+        lane_indices = np.flatnonzero(mask)
+        first, last = int(lane_indices[0]), int(lane_indices[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
-        pick: Any = slice(first, last + 1) if last - first + 1 == len(chosen) else chosen
+        pick: Any = slice(first, last + 1) if last - first + 1 == len(lane_indices) else lane_indices
         live = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
         for index in live:
             value = self.registers[index]
-            if pick is chosen:
+            if pick is lane_indices:
                 _land(self.group, [value])
             registers[index] = value[pick] if isinstance(value, np.ndarray) else value
         return LaneContext(self.group, self.lanes[pick], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Notes a load or atomic that may be polling: if lanes repeat the access, other contexts run next."""
+        """Records a load or atomic that may be polling.  If the lanes repeat the access, other contexts run next."""
         access = instruction, addresses.tobytes()
         if self._polled == access:
             self.steps += 1
         self._polled = access
 
     def repeats(self) -> bool:
-        """Whether the state after a turn equals an earlier state, so that only a store can end the context's loop."""
+        """Returns whether the lanes are in a loop that only a store can end: their state equals an earlier state."""
         changes = self.group.run.changes
         if changes != self._changes or len(self._seen) > MOST_SEEN:
             self._seen.clear()
             self._changes = changes
         values = (self.registers[index] for index in self.group.live(self.place))
-        now = hash((self.place, *(None if value is None else value.tobytes() for value in values)))
-        self.spins = now in self._seen
-        self._seen.add(now)
+        state_hash = hash((self.place, *(None if value is None else value.tobytes() for value in values)))
+        self.spins = state_hash in self._seen
+        self._seen.add(state_hash)
         return self.spins
 
     @property
     def knows_all_changes(self) -> bool:
-        """Whether memory is unchanged since the end of the context's last turn."""
+        """Returns whether memory is unchanged since this context last stopped running."""
         return self._changes == self.group.run.changes
 
     @property
     def pattern(self) -> bytes:
-        """The numbers of the context's lanes, counted from its first warp; empty for adjacent whole warps."""
+        """Returns the lane numbers, counted from the first warp, as bytes; empty for complete warps in sequence."""
         if self._pattern is None:
             first = int(self.lanes[0])
-            whole = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
-            self._pattern = b"" if whole else (self.lanes - (first & ~31)).tobytes()
+            is_contiguous = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
+            self._pattern = b"" if is_contiguous else (self.lanes - (first & ~31)).tobytes()
         return self._pattern
 
     def special(self, name: str) -> Any:
-        """The value of a special register."""
+        """Returns the value of a special register, such as `tid.x`."""
         if name not in self._specials:
             if name.startswith(("clock", "globaltimer")):
                 self._seen.clear()  # the clock may end a loop that reads it
@@ -152,17 +152,17 @@ class LaneContext:
         return self._specials[name]
 
     def address(self, name: str, dtype: str) -> Any:
-        """The address of a variable in the variable's space."""
+        """Returns the address of a variable in its state space."""
         return np.array(self.group.run.addresses[name], dtype)[()]
 
 
 def value_of(value: Any, lane: int) -> int:
-    """The value of one lane, where `value` is a vector or a scalar for all lanes."""
+    """Returns the value of one lane.  `value` is a vector, or a scalar for all lanes."""
     return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
 def merged(contexts: Sequence[LaneContext]) -> LaneContext:
-    """Joins contexts that are at the same instruction into a single context, with the lanes in order."""
+    """Joins contexts at the same instruction into a single context, with the lanes in order."""
     first = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
     order = np.argsort(lanes, kind="stable")
@@ -175,28 +175,28 @@ def merged(contexts: Sequence[LaneContext]) -> LaneContext:
 
 
 def _in_flight(group: CtaGroup, value: Any) -> Any:
-    """The chain of wgmmas in flight that writes the register `value`, or None."""
+    """Returns the chain of unfinished wgmmas that will write the register `value`, or None."""
     base = value.base if isinstance(value, np.ndarray) else None
     chain = group.accumulators.get(id(base)) if base is not None else None
     return chain if chain is not None and any(chain.in_flight) else None
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills accumulators before they are copied, because a wgmma in flight does not write the copies."""
+    """Fills accumulators before they are copied, because an unfinished wgmma does not write the copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
-        for place in range(len(chain.matrices)):
-            chain.fill(place)
+        for index in range(len(chain.matrices)):
+            chain.fill(index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """The accumulator whose registers are `values`, in all its lanes; None if there is no such accumulator."""
+    """Returns the accumulator row that consists of the registers `values`, or None if there is no such row."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None
     start, step = chain.buffer.ctypes.data, chain.buffer.strides[0]
     rows = {(value.ctypes.data - start) // step for value in values if getattr(value, "base", None) is chain.buffer}
-    whole = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
-    return chain.rows[rows.pop()] if whole else None
+    same_row = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
+    return chain.rows[rows.pop()] if same_row else None
 
 
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:
@@ -205,11 +205,11 @@ def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> A
         if (row := _whole_row(group, values)) is not None:
             return row
         _land(group, values)
-    written = next((value for value in values if value is not None), None)
-    if written is None:
+    first_value = next((value for value in values if value is not None), None)
+    if first_value is None:
         return None
     # A register that some path does not write is poison; a compiler may copy poison and discard it by a select.
-    values = [np.array(-1).astype(written.dtype)[()] if value is None else value for value in values]
+    values = [np.array(-1).astype(first_value.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
         head = values[0]
         # Compares bits, because NaN is not equal to itself.

@@ -1,6 +1,6 @@
-"""Counts what a launch moves: bytes, sectors of global memory, bank conflicts of shared memory.
+"""Counts the memory traffic of a launch: bytes, sectors of global memory, bank conflicts of shared memory.
 
-An instruction's pattern of addresses mostly repeats from one turn of a loop to the next, so the cost of each pattern is
+Most instructions repeat their pattern of addresses in each iteration of a loop.  So the counts of each pattern are
 cached: counting then takes 2 us per access instead of 20 us.
 """
 
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.integer]
 
 
 class Acting(Protocol):
-    """The part of a context (lanes that act together) that the counter uses."""
+    """Describes the attributes of a context (lanes that run together) that the counter uses."""
 
     size: int
     lanes: npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class Acting(Protocol):
 
 
 class Counter:
-    """The counts of one launch."""
+    """Holds the counts of one launch."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], int] = defaultdict(int)
@@ -45,7 +45,7 @@ class Counter:
         self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
-        """Adds an amount to the total and to the instruction's count."""
+        """Adds `amount` to the total of the counter `what`, and to its count for the instruction."""
         self.totals[what] += amount
         self.by_instruction[(instruction, what)] += amount
 
@@ -60,20 +60,20 @@ class Counter:
         kind: str,
         copy: bool,
     ) -> None:
-        """Counts an access to global memory by lanes, or by an asynchronous `copy`; `kind` is `read` or `write`."""
-        where = np.atleast_1d(addresses)
-        touch(allocation, where, kind)
+        """Counts an access to global memory by lanes, or by an asynchronous copy.  `kind` is `read` or `write`."""
+        address_array = np.atleast_1d(addresses)
+        touch(allocation, address_array, kind)
         if copy:
-            self.add(f"copy_{kind}_bytes", size * len(where), instruction)
+            self.add(f"copy_{kind}_bytes", size * len(address_array), instruction)
             return
         lanes = c.size if active is None else len(active)
         self.add(f"global_{kind}_bytes", size * lanes, instruction)
         warps = c.warps if active is None else c.warps[active]
-        if len(where) == 1:
+        if len(address_array) == 1:
             sectors = len(np.unique(warps)) * max(1, size // SECTOR)
         else:
-            relative = where - where[0]
-            phase = int(where[0]) % SECTOR
+            relative = address_array - address_array[0]
+            phase = int(address_array[0]) % SECTOR
             key = _key(c, active, instruction, phase, relative)
             if key not in self._sectors:
                 self._sectors[key] = _sectors(relative.astype(np.int64) + phase, warps, size)
@@ -81,31 +81,31 @@ class Counter:
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
-        """Counts atomic operations on global memory: an atomic reads the value that it changes."""
+        """Counts atomic operations on global memory.  Each atomic operation counts as a read and a write."""
         self.add("atomic_bytes", size * len(addresses), instruction)
-        place = memory.locate(addresses, size)
-        lots = [(place[0], addresses)] if place is not None else [(memory.find(int(at)), at[None]) for at in addresses]
-        for allocation, where in lots:
+        found = memory.locate(addresses, size)
+        lots = [(found[0], addresses)] if found is not None else [(memory.find(int(at)), at[None]) for at in addresses]
+        for allocation, lot_addresses in lots:
             assert allocation is not None  # the operation itself has accessed it
-            touch(allocation, where, "read")
-            touch(allocation, where, "write")
+            touch(allocation, lot_addresses, "read")
+            touch(allocation, lot_addresses, "write")
 
     def shared_access(self, c: Acting, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
         """Counts an access to shared memory; `kind` is `read` or `write`."""
-        where = np.atleast_1d(offsets)
+        offset_array = np.atleast_1d(offsets)
         lanes = c.size if active is None else len(active)
         self.add(f"shared_{kind}_bytes", size * lanes, instruction)
-        if len(where) == 1:
-            taken = least = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
+        if len(offset_array) == 1:
+            wavefronts = minimum = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            relative = where - where[0]
-            phase = int(where[0]) % (BANKS * BANK_BYTES)
+            relative = offset_array - offset_array[0]
+            phase = int(offset_array[0]) % (BANKS * BANK_BYTES)
             key = _key(c, active, instruction, phase, relative)
             if key not in self._wavefronts:
                 self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, _lanes(c, active), size)
-            taken, least = self._wavefronts[key]
-        self.add("shared_wavefronts", taken, instruction)
-        self.add("shared_wavefronts_least", least, instruction)
+            wavefronts, minimum = self._wavefronts[key]
+        self.add("shared_wavefronts", wavefronts, instruction)
+        self.add("shared_wavefronts_least", minimum, instruction)
 
 
 def _lanes(c: Acting, active: Any) -> Ints:
@@ -114,13 +114,13 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The key of an access's pattern.  The key holds hashes, because a kernel may have as many patterns as accesses."""
+    """Returns the cache key of an address pattern.  It has hashes, because there may be many patterns."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
-    """The number of sectors that the warps' requests touch, counted per warp."""
+    """Counts the 32-byte sectors that the accesses touch.  A sector counts once for each warp."""
     first = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
@@ -128,11 +128,11 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
-    """The wavefronts (turns of shared memory) of an access, and the fewest wavefronts for the same number of bytes.
+    """Returns the number of wavefronts of an access, and the minimum for an access of the same size.
 
-    Shared memory serves requests of 8 or 16 bytes per lane by halves or quarters of the warp (CUDA C++ programming
-    guide, "Shared Memory").  A wavefront serves every bank once, with one word for any number of lanes.
-    """
+    A wavefront is one pass through shared memory.  It serves every bank once, with one word for any number of lanes.
+    With 8 or 16 bytes per lane, halves or quarters of the warp are served (CUDA C++ programming guide, "Shared
+    Memory")."""
     parts = max(1, size // BANK_BYTES)
     phase = lanes.astype(np.int64) // (32 // parts)
     phase -= phase[0]
@@ -140,15 +140,15 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     low = words.min()
     span = int(words.max() - low) + 1
     # The distinct words that each phase needs.
-    needed = np.unique((phase[:, None] * span + (words - low)).ravel())
-    phases, places = np.divmod(needed, span)
-    turns = np.bincount(phases * BANKS + (places + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
-    worst = turns.reshape(-1, BANKS).max(axis=1)
-    return int(worst.sum()), int(np.count_nonzero(worst))
+    distinct_words = np.unique((phase[:, None] * span + (words - low)).ravel())
+    phases, word_offsets = np.divmod(distinct_words, span)
+    turns = np.bincount(phases * BANKS + (word_offsets + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
+    max_turns = turns.reshape(-1, BANKS).max(axis=1)
+    return int(max_turns.sum()), int(np.count_nonzero(max_turns))
 
 
 def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
-    """Marks the sectors of an allocation that an access reads or writes (`kind`)."""
+    """Marks the sectors of an allocation that an access uses.  `kind` is `read` or `write`."""
     name = f"sectors_{'read' if kind == 'read' else 'written'}"
     marked = getattr(allocation, name)
     start = allocation.base // SECTOR

@@ -1,4 +1,4 @@
-"""Loads and stores of global memory; each access goes to the allocation that holds its addresses."""
+"""Loads from and stores to global memory.  Each access uses the allocation that holds its addresses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.context import LaneContext
-from rooflab.bench.emulator.machine.memory import WIDE, Allocation, BadAccess, assign
+from rooflab.bench.emulator.machine.memory import UNIT_DTYPES, Allocation, BadAccess, assign
 from rooflab.bench.emulator.machine.run import Fault
 
 
 def lane_of(c: LaneContext, addresses: Any, address: int, active: Any) -> int:
-    """The first lane (of `active`, or of all if None) that accesses `address`; lanes count through the group."""
-    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
-    return int(c.lanes[place if active is None else active[place]])
+    """Returns the number of the first lane that accesses `address`.  `active` selects the lanes; None means all."""
+    index = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
+    return int(c.lanes[index if active is None else active[index]])
 
 
 def load_located(
@@ -28,8 +28,9 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes of global memory.  With `copy`, an asynchronous copy reads and not the lanes.  With
-    `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
+    """Loads units of `size` bytes from global memory.  With `copy`, an asynchronous copy reads, not the lanes.  With
+    `reduces`, the read is part of a reduction, which stores the combined values in the same step.
+    """
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
@@ -53,12 +54,12 @@ def store_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> None:
-    """Stores units of `size` bytes.  `copy` and `reduces` have the same meaning as for `load_located`."""
+    """Stores units of `size` bytes to global memory.  `copy` and `reduces` mean the same as for `load_located`."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
-        for place, address in enumerate(addresses):
-            item = value if isinstance(value, np.generic) else value[place]
-            lane = np.array([place if active is None else active[place]])
+        for position, address in enumerate(addresses):
+            item = value if isinstance(value, np.generic) else value[position]
+            lane = np.array([position if active is None else active[position]])
             store_located(c, address, item, size, lane, instruction, copy=copy, reduces=reduces)
         return
     allocation, index = located
@@ -96,10 +97,10 @@ def _each(
     reduces: bool,
 ) -> npt.NDArray[Any]:
     """Loads units of `size` bytes that lie in several allocations, one unit at a time."""
-    units = np.empty(len(addresses), WIDE[size])
-    for place, address in enumerate(addresses):
-        lane = np.array([place if active is None else active[place]])
-        units[place] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+    units = np.empty(len(addresses), UNIT_DTYPES[size])
+    for position, address in enumerate(addresses):
+        lane = np.array([position if active is None else active[position]])
+        units[position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
     return units
 
 
@@ -109,5 +110,5 @@ def _check_written(allocation: Allocation, addresses: Any, size: int, instructio
     for byte in range(size):
         flags = allocation.written[start + byte]
         if not flags.all():
-            at = int(start[~flags][0]) + byte
-            raise Fault(f"a read of byte {at} of {allocation.name}, which nobody has written", instruction)
+            byte_offset = int(start[~flags][0]) + byte
+            raise Fault(f"a read of byte {byte_offset} of {allocation.name}, which nobody has written", instruction)

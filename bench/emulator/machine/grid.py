@@ -1,4 +1,4 @@
-"""Runs the CTAs of a grid in batches: a batch is one cluster, or as many CTAs as one NumPy vector holds."""
+"""Runs the CTAs of a grid in batches.  A batch is one cluster, or the CTAs that fit into one NumPy vector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SURE = 4
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
-    """Yields batches of CTAs that run in one vector or as one cluster."""
+    """Yields batches of CTAs.  A batch runs in one NumPy vector, or is one cluster."""
     per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
     if per_cluster > 1:
         yield from _clusters(run, ctas)
@@ -39,19 +39,19 @@ def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
         return
     lanes = -(-run.block[0] * run.block[1] * run.block[2] // 32) * 32
     limit = MOST_WATCHED_LANES if run.checks.races else MOST_LANES
-    many = max(1, limit // lanes)
+    batch_size = max(1, limit // lanes)
     cta_bytes = run.shared_size + lanes * run.local_size
     if cta_bytes:
-        many = max(1, min(many, MOST_SHARED_BYTES // cta_bytes))
-    for start in range(0, len(ctas), many):
-        yield list(ctas[start : start + many])
+        batch_size = max(1, min(batch_size, MOST_SHARED_BYTES // cta_bytes))
+    for start in range(0, len(ctas), batch_size):
+        yield list(ctas[start : start + batch_size])
 
 
 def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     lots: dict[tuple[int, ...], list[int]] = {}
     for cta in ctas:
-        place = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
-        lots.setdefault(tuple(at // size for at, size in zip(place, run.cluster, strict=True)), []).append(cta)
+        position = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
+        lots.setdefault(tuple(coord // size for coord, size in zip(position, run.cluster, strict=True)), []).append(cta)
     count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for members in lots.values():
         if len(members) != count:
@@ -60,23 +60,23 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs these CTAs, as many at once as fit on an H100; `registers` gives the number of registers of a thread.
+    """Runs the CTAs `ctas`.  At one time, at most the number of CTAs that fit on an H100 run.
 
-    Raises `EmulationError`.
+    `registers` returns the number of registers per thread.  Raises `EmulationError` if the kernel has a fault.
     """
     waiting = _lots(run, ctas)
     going: list[tuple[Schedule, Iterator[bool]]] = []
-    places, upcoming, idle, begun = _Places(run, registers), next(waiting, None), 0, 0
+    capacity, upcoming, idle, begun = _Places(run, registers), next(waiting, None), 0, 0
     with np.errstate(all="ignore"):
         while going or upcoming is not None:
-            room = places.free(sum(len(schedule.group.ctas) for schedule, _ in going), len(upcoming or ()))
-            if upcoming is not None and (not going or room >= (len(upcoming) if run.has_clusters else 1)):
-                now = upcoming if run.has_clusters else upcoming[:room]
-                going.append(_begin(run, now))
-                begun += len(now)
+            free_ctas = capacity.free(sum(len(schedule.group.ctas) for schedule, _ in going), len(upcoming or ()))
+            if upcoming is not None and (not going or free_ctas >= (len(upcoming) if run.has_clusters else 1)):
+                batch = upcoming if run.has_clusters else upcoming[:free_ctas]
+                going.append(_begin(run, batch))
+                begun += len(batch)
                 _wait_again(run, going)
-                upcoming = upcoming[len(now) :] or next(waiting, None)
-            before, idle = run.changes, idle + 1
+                upcoming = upcoming[len(batch) :] or next(waiting, None)
+            old_changes, idle = run.changes, idle + 1
             for item in list(going):
                 schedule, turns = item
                 polled = next(turns, None)
@@ -86,18 +86,18 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
                     _wait_again(run, going)
                 if not polled:
                     idle = 0
-            if run.changes != before:
+            if run.changes != old_changes:
                 idle = 0
             if idle > MOST_POLLS or (idle > SURE and all(schedule.stuck() for schedule, _ in going)):
                 text = _waits_for_ever(run, [schedule for schedule, _ in going])
-                if (left := len(ctas) - begun) > 0:
-                    held = sum(len(schedule.group.ctas) for schedule, _ in going)
-                    text += f"; an H100 holds these {held} CTAs at once, and {left} of {len(ctas)} have not begun"
+                if (unbegun := len(ctas) - begun) > 0:
+                    running = sum(len(schedule.group.ctas) for schedule, _ in going)
+                    text += f"; an H100 holds these {running} CTAs at once, and {unbegun} of {len(ctas)} have not begun"
                 raise EmulationError(text)
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the deadline of the next end of a CTA.  It is later if more batches run, because batches take turns."""
+    """Sets the time limit for the next CTA to end.  More batches get more time, because the batches alternate."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MOST_WAITS)
 
 
@@ -115,7 +115,7 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """The number of CTAs that fit beside the `taken` CTAs; `more` CTAs are about to begin."""
+        """Returns the number of CTAs that fit beside the `taken` CTAs.  `more` CTAs are about to begin."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken
@@ -123,32 +123,32 @@ class _Places:
 
 def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
     texts = [text for schedule in schedules for text in schedule.describe()]
-    more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    suffix = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     name = run.program.kernel.name
-    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(texts[:MOST_NAMED])}{more}"
+    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(texts[:MOST_NAMED])}{suffix}"
 
 
 def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
     group = CtaGroup(run, ctas)
-    ordered = run.global_races if run.orders_ctas else None
-    if run.checks.races and (run.shared_size or ordered is not None):
+    global_races = run.global_races if run.orders_ctas else None
+    if run.checks.races and (run.shared_size or global_races is not None):
         group.races = _races(run, group)
         group.maps = MapOrder(group.races)
-        if ordered is not None:
-            for place, cta in enumerate(ctas):
-                slot, first = divmod(place * group.lanes_per_cta // 32, group.race_warps)
-                ordered.attach(cta, group.races, slot, first, ctas[0] if run.has_clusters else None)
+        if global_races is not None:
+            for index, cta in enumerate(ctas):
+                slot, first = divmod(index * group.lanes_per_cta // 32, group.race_warps)
+                global_races.attach(cta, group.races, slot, first, ctas[0] if run.has_clusters else None)
     schedule = Schedule(group, run.seed or None)
     return schedule, schedule.run()
 
 
 def _races(run: Run, group: CtaGroup) -> SharedRaces:
-    """The race detector of a group of CTAs: a cluster is one slot, because its CTAs reach each other's memory."""
+    """Returns a race detector.  It checks a cluster as one unit, because its CTAs access each other's memory."""
     size, warps = run.shared_size or 1024, group.race_warps
     if not run.has_clusters:
         return SharedRaces(len(group.ctas), warps, size, run.program.granules["shared"])
-    many = len(group.ctas)
-    return SharedRaces(1, warps, many * size, run.program.granules["shared"], async_slots=64 * many, ctas=group.ctas)
+    ctas = len(group.ctas)
+    return SharedRaces(1, warps, ctas * size, run.program.granules["shared"], async_slots=64 * ctas, ctas=group.ctas)
 
 
 def _end(run: Run, schedule: Schedule) -> None:

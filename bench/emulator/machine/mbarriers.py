@@ -1,6 +1,6 @@
-"""The mbarriers of a group of CTAs: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
+"""Implements mbarriers: the arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
 
-An mbarrier is identified by its offset in the group's shared memory; the emulator does not use its eight bytes there.
+An mbarrier is identified by its offset in shared memory.  The emulator does not use its eight bytes there.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ class _State:
 
 
 class MBarriers:
-    """The mbarriers of a group of CTAs."""
+    """Holds the mbarriers of the CTAs that run at once."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
         self._states: dict[int, _State] = {}
 
     def lots(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
-        """For each mbarrier that the lanes of `mask` address: its offset, and these lanes."""
+        """Groups the lanes in `mask` by the mbarrier that they address.  Returns pairs `(mbarrier_offset, lanes)`."""
         lanes = context.lanes_under(mask)
         if not len(lanes):
             return []
         active = None if len(lanes) == context.size else lanes
-        where = addresses if active is None or isinstance(addresses, np.generic) else addresses[lanes]
-        offsets = shared_offsets(context, where, 8, active, instruction)
+        lane_addresses = addresses if active is None or isinstance(addresses, np.generic) else addresses[lanes]
+        offsets = shared_offsets(context, lane_addresses, 8, active, instruction)
         if isinstance(offsets, np.generic | int):
             return [(int(offsets), lanes)]
-        places, which = np.unique(offsets, return_inverse=True)
-        return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
+        barriers, inverse = np.unique(offsets, return_inverse=True)
+        return [(int(offset), lanes[inverse == index]) for index, offset in enumerate(barriers)]
 
     def init(self, context: LaneContext, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.init`."""
-        for place, lanes in self.lots(context, addresses, mask, instruction):
+        for offset, lanes in self.lots(context, addresses, mask, instruction):
             count = _total(counts, lanes[:1])
             if not 0 < count < 1 << 20:
                 raise Fault(f"mbarrier.init wants a count from 1 to 1048575, got {count}", instruction)
-            self._states[place] = _State(count, count)
-            self._made(context, place, lanes, instruction, "mbarrier_init")
+            self._states[offset] = _State(count, count)
+            self._made(context, offset, lanes, instruction, "mbarrier_init")
             if self._group.written is not None:
-                self._group.written[place : place + 8] = True
+                self._group.written[offset : offset + 8] = True
 
     def inval(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.inval`."""
-        for place, lanes in self.lots(context, addresses, mask, instruction):
-            self._state(place, instruction)
-            del self._states[place]
-            self._made(context, place, lanes, instruction, "mbarrier_inval")
+        for offset, lanes in self.lots(context, addresses, mask, instruction):
+            self._state(offset, instruction)
+            del self._states[offset]
+            self._made(context, offset, lanes, instruction, "mbarrier_inval")
 
     def arrive(
         self,
@@ -82,42 +82,41 @@ class MBarriers:
         drop: bool,
         may_complete: bool,
     ) -> Any:
-        """Runs `mbarrier.arrive`, which first announces `expect` bytes.  With `drop`, later phases need fewer arrivals.
+        """Runs `mbarrier.arrive`.  First adds `expect` pending bytes.  With `drop`, later phases need fewer arrivals.
 
-        Returns the tokens: for each lane, the number of the phase that the lane arrived in.  Raises `Fault` if arrivals
-        with `.noComplete` end the phase.
-        """
+        Returns a token for each lane, the number of the lane's phase.  Raises `Fault` if an arrival with `.noComplete`
+        ends the phase."""
         lots = self.lots(context, addresses, mask, instruction)
         tokens = np.zeros(context.size, np.uint64)
-        for place, lanes in lots:
-            state, arrivals = self._state(place, instruction), _total(count, lanes)
+        for offset, lanes in lots:
+            state, arrivals = self._state(offset, instruction), _total(count, lanes)
             tokens[lanes] = state.phase
-            self._signal(context, place, lanes, instruction)
+            self._signal(context, offset, lanes, instruction)
             if expect is not None:
-                self._expect(place, _total(expect, lanes), instruction)
+                self._expect(offset, _total(expect, lanes), instruction)
             if drop:
                 if arrivals > state.count:
                     raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
                 state.count -= arrivals
-            self.arrived(place, arrivals, instruction)
+            self.arrived(offset, arrivals, instruction)
             if not may_complete and state.phase != tokens[lanes[0]]:
                 raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
         return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
 
     def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.expect_tx`."""
-        for place, lanes in self.lots(context, addresses, mask, instruction):
-            self._use(context, place, lanes, instruction)
-            self._expect(place, _total(size, lanes), instruction)
-            self._settle(place, self._state(place, instruction))
+        for offset, lanes in self.lots(context, addresses, mask, instruction):
+            self._use(context, offset, lanes, instruction)
+            self._expect(offset, _total(size, lanes), instruction)
+            self._settle(offset, self._state(offset, instruction))
 
     def complete(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.complete_tx`."""
-        for place, lanes in self.lots(context, addresses, mask, instruction):
-            self.complete_bytes(place, _total(size, lanes), instruction)
+        for offset, lanes in self.lots(context, addresses, mask, instruction):
+            self.complete_bytes(offset, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
-        """Counts `size` bytes that a transfer has delivered for the mbarrier."""
+        """Subtracts the `size` bytes of a finished transfer from the pending bytes of the mbarrier."""
         state = self._state(place, instruction)
         state.bytes -= size
         if state.bytes < -MOST_BYTES:
@@ -131,7 +130,7 @@ class MBarriers:
             raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MOST_BYTES}", instruction)
 
     def arrived(self, place: int, count: int, instruction: int) -> None:
-        """Counts arrivals, of threads or of copies that have ended."""
+        """Counts `count` arrivals at an mbarrier, by threads or by finished copies."""
         state = self._state(place, instruction)
         if count > state.pending:
             raise Fault(f"{count} arrivals at an mbarrier that expects {state.pending} more in its phase", instruction)
@@ -139,7 +138,7 @@ class MBarriers:
         self._settle(place, state)
 
     def more_pending(self, place: int, count: int, instruction: int) -> None:
-        """Makes the phase wait for more arrivals than the mbarrier was initialised with."""
+        """Makes the current phase wait for `count` more arrivals."""
         self._state(place, instruction).pending += count
 
     def _settle(self, place: int, state: _State) -> None:
@@ -171,42 +170,42 @@ class MBarriers:
         self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
 
     def acquired(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
-        """Reports that lanes have seen a phase end."""
+        """Reports to the race detector that lanes have observed the end of a phase."""
         self._use(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.wait(slot, warps, place), lanes)
 
     def _state(self, place: int, instruction: int) -> _State:
         if place not in self._states:
-            inside = place % max(1, self._group.shared_size)
-            raise Fault(f"shared memory at 0x{inside:x} holds no mbarrier that was initialised", instruction)
+            address = place % max(1, self._group.shared_size)
+            raise Fault(f"shared memory at 0x{address:x} holds no mbarrier that was initialised", instruction)
         return self._states[place]
 
     def is_complete(self, place: int, parity: int, instruction: int) -> bool:
-        """Whether the phase of this parity is over."""
+        """Returns whether the phase with this parity is over."""
         return self._state(place, instruction).phase & 1 != parity & 1
 
     def any_complete(self, waits: list[Wait]) -> bool:
-        """Whether one of the awaited phases is over, or its mbarrier does not exist any more."""
-        return any(place not in self._states or self._states[place].phase & 1 != parity for place, parity in waits)
+        """Returns whether one of the awaited phases is over, or its mbarrier no longer exists."""
+        return any(offset not in self._states or self._states[offset].phase & 1 != parity for offset, parity in waits)
 
     def describe(self, waits: list[Wait]) -> str:
         """Describes the awaited phases in words."""
         texts = []
-        for place, parity in waits:
-            state = self._states.get(place)
-            inside = place % max(1, self._group.shared_size)
+        for offset, parity in waits:
+            state = self._states.get(offset)
+            address = offset % max(1, self._group.shared_size)
             if state is None:
-                texts.append(f"the mbarrier at 0x{inside:x}, which is gone")
+                texts.append(f"the mbarrier at 0x{address:x}, which is gone")
             else:
                 texts.append(
-                    f"phase {parity} of the mbarrier at 0x{inside:x} (in phase {state.phase & 1}, {state.pending} of"
+                    f"phase {parity} of the mbarrier at 0x{address:x} (in phase {state.phase & 1}, {state.pending} of"
                     f" {state.count} arrivals and {state.bytes} bytes missing)"
                 )
         return " and ".join(texts)
 
 
 def _total(value: Any, lanes: Lanes) -> int:
-    """The sum of `value` over `lanes`."""
+    """Returns the sum of `value` over `lanes`."""
     if isinstance(value, int | np.generic):
         return int(value) * len(lanes)
     return int(value[lanes].sum(dtype=np.int64))

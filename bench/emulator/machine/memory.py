@@ -1,7 +1,7 @@
-"""Global memory: the tensors that a kernel was given, at their own addresses, and nothing else.
+"""Implements global memory.  It holds only the tensors that a kernel was given, at their own addresses.
 
 The emulated kernel reads and writes the tensors' bytes in place.  Every access is first checked against the list of
-allocations, because a wild address would otherwise reach the emulator's own memory.
+allocations.  Without this check, a wild address would reach the emulator's own memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+UNIT_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """Maps an access width in bytes to a NumPy type.  Complex numbers are only moved; nothing computes with them."""
 
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
@@ -31,14 +31,14 @@ SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 
 
 def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
-    """Stores `value`, which is a vector or one value for all lanes, at the index `index` of `view`."""
+    """Stores `value` in `view` at the index `index`.  `value` is a vector, or one value for all lanes."""
     if isinstance(index, int | np.generic) and isinstance(value, np.ndarray):
         value = value[-1]  # all lanes write one place: the last one wins
     view[index] = value
 
 
 class BadAccess(ValueError):
-    """Raised on an access at `address` that no allocation allows; the caller adds the instruction."""
+    """Reports an access at `address` that no allocation allows.  The caller adds the instruction."""
 
     def __init__(self, text: str, address: int):
         super().__init__(text)
@@ -47,7 +47,7 @@ class BadAccess(ValueError):
 
 @dataclass
 class Allocation:
-    """A piece of memory that a kernel may use."""
+    """Describes a range of memory that a kernel may use."""
 
     name: str
     base: int
@@ -64,22 +64,22 @@ class Allocation:
 
     @property
     def end(self) -> int:
-        """The first address after the allocation."""
+        """Returns the first address after the allocation."""
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """The memory in units of `width` bytes.  The first unit is at `base` rounded down to a multiple."""
+        """Returns the memory as units of `width` bytes.  The first unit is at `base`, rounded down to a multiple."""
         if width not in self.views:
             start = self.base // width * width
             count = -(-(self.base + self.size - start) // width)
             # The last unit may reach past the allocation: every access is checked against the allocation's own bytes.
             raw = (ctypes.c_char * (count * width)).from_address(start)
-            self.views[width] = np.frombuffer(memoryview(raw), WIDE[width])
+            self.views[width] = np.frombuffer(memoryview(raw), UNIT_DTYPES[width])
         return self.views[width]
 
 
 class GlobalMemory:
-    """The allocations of a launch."""
+    """Holds the allocations of a launch."""
 
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
@@ -87,33 +87,33 @@ class GlobalMemory:
         self._last: Allocation | None = None
 
     def add(self, name: str, base: int, size: int, owner: Any, *, read_only: bool = False) -> Allocation | None:
-        """Registers `size` bytes at `base`; a piece of a known allocation is not added again."""
+        """Registers `size` bytes at `base`.  Part of a known allocation is not added again."""
         if size <= 0:
             return None
         existing = self.find(base)
         if existing is not None and base + size <= existing.end:
             return existing
-        made = Allocation(name, base, size, owner, read_only=read_only)
-        place = bisect_right(self._bases, base)
-        self.allocations.insert(place, made)
-        self._bases.insert(place, base)
-        return made
+        allocation = Allocation(name, base, size, owner, read_only=read_only)
+        index = bisect_right(self._bases, base)
+        self.allocations.insert(index, allocation)
+        self._bases.insert(index, base)
+        return allocation
 
     def find(self, address: int) -> Allocation | None:
-        """The allocation that holds `address`."""
+        """Returns the allocation that holds `address`, or None."""
         last = self._last
         if last is not None and last.base <= address < last.end:
             return last
-        place = bisect_right(self._bases, address) - 1
-        if place >= 0 and address < self.allocations[place].end:
-            self._last = self.allocations[place]
+        index = bisect_right(self._bases, address) - 1
+        if index >= 0 and address < self.allocations[index].end:
+            self._last = self.allocations[index]
             return self._last
         return None
 
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
-        """The allocation that holds all accesses, and the accesses' indices in its view of `width` bytes.
+        """Returns the allocation that holds all `addresses`, and their indices in its view with units of `width` bytes.
 
-        Returns None for several allocations.  Raises `BadAccess` on an access in no allocation, or not aligned.
+        Returns None for several allocations.  Raises `BadAccess` on an address that is misaligned or in no allocation.
         """
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         allocation = self.find(first)
@@ -145,16 +145,16 @@ class GlobalMemory:
                 raise BadAccess(self._outside(address, width), address)
 
     def _outside(self, address: int, width: int) -> str:
-        place = bisect_right(self._bases, address) - 1
-        near = self.allocations[max(0, place) : place + 2]
-        where = min(near, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
+        index = bisect_right(self._bases, address) - 1
+        neighbours = self.allocations[max(0, index) : index + 2]
+        alloc = min(neighbours, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
-        if where is None or min(abs(address - where.base), abs(address - where.end)) > NEAR_BYTES:
+        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > NEAR_BYTES:
             hint = "if a pointer in memory led there, name its tensor (memory=)"
             return f"{width} bytes at 0x{address:x} lie far from every argument; {hint}"
-        if address >= where.base:
+        if address >= alloc.base:
             return (
-                f"{width} bytes at 0x{address:x} begin {address - where.base} bytes into {where.name} of {where.size}"
+                f"{width} bytes at 0x{address:x} begin {address - alloc.base} bytes into {alloc.name} of {alloc.size}"
             )
-        return f"{width} bytes at 0x{address:x} begin {where.base - address} bytes before {where.name}"
+        return f"{width} bytes at 0x{address:x} begin {alloc.base - address} bytes before {alloc.name}"

@@ -1,4 +1,4 @@
-"""Tells the race detectors and the counter what the lanes and their copies do."""
+"""Reports memory accesses, copies and fences of a kernel to the race detectors and the counter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BLOCK = 1024
 
 
 class Ctas(Protocol):
-    """The part of a group of CTAs that the observer uses."""
+    """Describes the attributes of a group of CTAs that the observer uses."""
 
     ctas: list[int]
     memory: GlobalMemory
@@ -33,7 +33,7 @@ class Ctas(Protocol):
 
 
 class Watched(Acting, Protocol):
-    """Lanes that act together, with their CTAs."""
+    """Describes lanes that run together, with their CTAs."""
 
     slot: int | None
     slots: Lanes
@@ -43,7 +43,7 @@ class Watched(Acting, Protocol):
 
 
 class Observer:
-    """Watches one launch: races on the shared memory of each group, races on global memory, and counts."""
+    """Watches one launch: detects races on shared and global memory, and counts memory traffic."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Observer:
     # Shared memory
 
     def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
-        """The race detector's slot of each acting lane, and the lane's warp within the slot."""
+        """Returns for each active lane its slot in the race detector (a CTA or a cluster), and its warp in the slot."""
         per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
         if self._has_clusters:
@@ -86,9 +86,9 @@ class Observer:
             self.counter.shared_access(c, active, offsets, size, instruction, "write")
         if c.group.races is not None:
             slots, warps = self._who(c, active)
-            where = _addresses(offsets, len(warps))
-            old = None if value is None else lambda: c.group.views[size].take(where // size)
-            c.group.races.write(slots, warps, where, size, instruction, value, old)
+            lane_offsets = _addresses(offsets, len(warps))
+            old = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
+            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, old)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""
@@ -100,7 +100,7 @@ class Observer:
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
     def proxy_fence(self, c: Watched, active: Any, kind: str) -> None:
-        """Reports a fence between the proxies."""
+        """Reports a proxy fence, which orders generic accesses and asynchronous copies."""
         if "mbarrier_init" in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
         elif "async" in kind and "global" not in kind:
@@ -109,7 +109,7 @@ class Observer:
     # Copies
 
     def copy_async(self, c: Watched, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
-        """Reports `cp.async`."""
+        """Reports that lanes start copies with `cp.async`."""
         if self.counter is not None:
             self.counter.add("shared_write_bytes", size * len(lanes), instruction)
         if c.group.races is not None:
@@ -117,17 +117,17 @@ class Observer:
             c.group.races.copy_async(slots, warps, offsets, size, instruction)
 
     def commit_copies(self, c: Watched) -> None:
-        """Reports `cp.async.commit_group`."""
+        """Reports that lanes run `cp.async.commit_group`."""
         self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
 
     def wait_copies(self, c: Watched, newest: int | None) -> None:
-        """Reports `cp.async.wait_group`; None waits for all copies."""
+        """Reports that lanes run `cp.async.wait_group`.  If `newest` is None, the wait is for all copies."""
         if newest is None:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
 
     def signal_copies(self, c: Watched, active: Lanes, place: int) -> None:
-        """Reports `cp.async.mbarrier.arrive` of some lanes."""
+        """Reports that lanes run `cp.async.mbarrier.arrive`."""
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
@@ -150,7 +150,7 @@ class Observer:
 
     @staticmethod
     def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
-        """Reports `wgmma.wait_group`."""
+        """Reports `wgmma.wait_group` for finished wgmma groups."""
         if group.races is not None:
             for mark in marks:
                 group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
@@ -158,7 +158,7 @@ class Observer:
     def load_begins(
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
     ) -> AsyncOperation | None:
-        """Reports that a lane issues a bulk copy into shared memory."""
+        """Reports that a lane starts a bulk copy into shared memory."""
         if self.counter is not None:
             self.counter.add("tma_load_bytes", size, instruction)
         races = c.group.races
@@ -175,12 +175,12 @@ class Observer:
 
     @staticmethod
     def load_ends(group: Ctas, transfer: AsyncOperation, barrier: int) -> None:
-        """Reports that a bulk copy into shared memory has arrived at its mbarrier."""
+        """Reports that a bulk copy into shared memory has signalled its mbarrier."""
         if group.races is not None:
             group.races.signal_async(transfer, barrier)
 
     def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> AsyncOperation | None:
-        """Reports that a lane issues a bulk copy out of shared memory."""
+        """Reports that a lane starts a bulk copy out of shared memory."""
         if self.counter is not None:
             self.counter.add("tma_store_bytes", size, instruction)
         races = c.group.races
@@ -194,7 +194,7 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`: the finished copies, each with the lane that issued the copy."""
+        """Reports `cp.async.bulk.wait_group`.  `done` lists the finished copies, each with its issuing lane."""
         for lane, mark in done:
             if mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
@@ -214,18 +214,18 @@ class Observer:
         copy: bool,
         reduces: bool,
     ) -> None:
-        """Reports that lanes, or a copy, read global memory."""
+        """Reports that lanes or an asynchronous copy read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
         races = self.global_races
         # The read of a reduction is reported with its write, which is atomic.
         if races is not None and not allocation.read_only and not reduces:
-            actors, where = self._actors(c, active, addresses)
+            actors, lane_addresses = self._actors(c, active, addresses)
             if self._is_strong(instruction):
-                races.poll(actors, where, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, where, self._strong[instruction], instruction, stores=False)
+                races.poll(actors, lane_addresses, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, lane_addresses, self._strong[instruction], instruction, stores=False)
             else:
-                races.read(actors, where, size, instruction)
+                races.read(actors, lane_addresses, size, instruction)
 
     def global_write(
         self,
@@ -240,47 +240,47 @@ class Observer:
         value: Any,
         old: Callable[[], Any],
     ) -> None:
-        """Reports that lanes, or a copy, write `value` to global memory; `old` returns the earlier values."""
+        """Reports that lanes, or a copy, write `value` to global memory.  `old` returns the earlier values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
         if races is not None:
-            actors, where = self._actors(c, active, addresses)
+            actors, lane_addresses = self._actors(c, active, addresses)
             if reduces:
-                races.atomic(actors, where, size, instruction)
+                races.atomic(actors, lane_addresses, size, instruction)
             elif self._is_strong(instruction):
-                races.atomic(actors, where, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, where, self._strong[instruction], instruction)
+                races.atomic(actors, lane_addresses, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, lane_addresses, self._strong[instruction], instruction)
             else:
-                races.write(actors, where, size, instruction, value, old)
+                races.write(actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """For each lane, its actor in `GlobalRaces` and its address."""
+        """Returns for each lane its actor number in the race detector `GlobalRaces`, and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         count = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * count + warps % count
-        where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
-        return actors, where
+        lane_addresses = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
+        return actors, lane_addresses
 
     def _is_strong(self, instruction: int) -> bool:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the CTA.  For other CTAs, such an access is a plain access."""
+        """Returns whether the instruction's scope is the CTA.  Then it does not synchronise with other CTAs."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or ("cluster" in parts and not self._has_clusters)
 
     def _is_near(self, instruction: int) -> bool:
-        """Whether the scope of the instruction is the cluster."""
+        """Returns whether the instruction's scope is the cluster."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
         assert self.global_races is not None
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
-        near = self._is_near(instruction)
+        in_cluster = self._is_near(instruction)
         # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
         for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
-            self.global_races.synchronise(actor, address, release, acquire, stores, near)
+            self.global_races.synchronise(actor, address, release, acquire, stores, in_cluster)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Reports that lanes do an atomic operation on global memory."""
@@ -289,27 +289,27 @@ class Observer:
         races = self.global_races
         if races is None:
             return
-        actors, where = self._actors(c, active, addresses)
+        actors, lane_addresses = self._actors(c, active, addresses)
         if self._within_cta(instruction):
-            races.write(actors, where, size, instruction)
+            races.write(actors, lane_addresses, size, instruction)
             return
-        races.atomic(actors, where, size, instruction, self._is_near(instruction))
-        self._synchronise(actors, where, order, instruction)
+        races.atomic(actors, lane_addresses, size, instruction, self._is_near(instruction))
+        self._synchronise(actors, lane_addresses, order, instruction)
 
     def fence(self, c: Watched, instruction: int) -> None:
-        """Reports a fence of cluster, device or system scope."""
+        """Reports that lanes run a fence of cluster, device or system scope."""
         if self.global_races is not None and not self._within_cta(instruction):
             for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
                 self.global_races.fence(int(actor), self._is_near(instruction))
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:
-    where = np.asarray(offsets).astype(np.int64)
-    return np.full(lanes, where) if not where.ndim else where
+    offset_array = np.asarray(offsets).astype(np.int64)
+    return np.full(lanes, offset_array) if not offset_array.ndim else offset_array
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """Covers a range of bytes with equal pieces; returns the pieces' starts, which are aligned, and their size."""
+    """Splits a range of bytes into aligned pieces of equal size.  Returns the start of each piece, and the size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

@@ -1,4 +1,4 @@
-"""One launch in the emulator: its inputs, its groups of CTAs that run at once, and what the emulator observed."""
+"""Describes one launch in the emulator: its inputs, the CTAs that run at once, and the observations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.counting import Counter
-from rooflab.bench.emulator.machine.memory import POISON, WIDE, GlobalMemory
+from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
@@ -33,7 +33,7 @@ Lanes = npt.NDArray[np.int64]
 
 
 def most_seconds() -> float:
-    """The seconds of processor time in which a CTA must end.  Raises `ValueError` if the variable is not a number."""
+    """Returns a CTA's time limit in seconds of processor time.  Raises `ValueError` if the variable is not a number."""
     text = os.environ.get(SECONDS, MOST_SECONDS)
     if not re.fullmatch(r"\d+\.?\d*", text):
         raise ValueError(f"{SECONDS}: expected a number of seconds, got {text!r}")
@@ -41,13 +41,13 @@ def most_seconds() -> float:
 
 
 class EmulationError(RuntimeError):
-    """Raised if the kernel broke a rule, also a rule that a GPU does not check; the text names the source line."""
+    """Reports that the kernel broke a rule, even one that a GPU does not check.  The text names the source line."""
 
 
 class Fault(Exception):
-    """A fault of one instruction; the scheduler turns a fault into an `EmulationError`.
+    """Reports a fault of one instruction.  The scheduler turns it into an `EmulationError`.
 
-    `lane` is the faulty lane, numbered through the group of CTAs; None if the lane is not known.
+    `lane` is the number of the faulty lane among the CTAs that run at once, or None if not known.
     """
 
     def __init__(self, text: str, instruction: int, lane: int | None = None):
@@ -58,7 +58,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks that the emulator makes besides computing values; each check costs time."""
+    """Selects the checks that the emulator makes besides computing values.  Each check costs time."""
 
     races: bool = True
     """Whether to look for races: accesses to shared and global memory that nothing orders."""
@@ -71,12 +71,12 @@ class Checks:
 
     @classmethod
     def none(cls) -> Checks:
-        """Returns checks that are all off: only values are computed."""
+        """Returns settings with all checks off: the emulator only computes values."""
         return cls(False, False, False, False)
 
 
 class VariableLayout(NamedTuple):
-    """The addresses of a kernel's variables and parameters, each in its own state space, and the sizes of memory."""
+    """Holds the addresses of a kernel's variables and parameters in their state spaces, and the sizes of memory."""
 
     addresses: dict[str, int]
     static_shared: int
@@ -86,7 +86,7 @@ class VariableLayout(NamedTuple):
 
 
 class Run:
-    """A launch of `program` on `grid` CTAs."""
+    """Holds the state of a launch of `program` on `grid` CTAs."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Run:
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
-        version = [int(part) for part in program.version.split(".")]
+        version = [int(number) for number in program.version.split(".")]
         self.old_strides = version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
         self.counter = Counter() if checks.counts else None
@@ -152,14 +152,14 @@ class Run:
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
     def count(self, place: int, grain: int, lanes: int) -> None:
-        """Counts a basic block that was run by `lanes` lanes."""
+        """Counts one execution of a basic block by `lanes` lanes."""
         self.steps += 1
         if self.counter is not None:
             self.counter.blocks[(place, grain)] += lanes
 
 
 class CtaGroup:
-    """CTAs that run at once: a cluster, or CTAs that share nothing.  `ctas` are their numbers in the launch's grid."""
+    """Holds CTAs that run at once: a cluster, or CTAs that share no memory.  `ctas` are their numbers in the grid."""
 
     def __init__(self, run: Run, ctas: list[int]):
         self.run = run
@@ -172,7 +172,7 @@ class CtaGroup:
         self.pieces_per_cta = -(-self.lanes_per_cta // 128)
         self.shared_size = run.shared_size
         self.shared: npt.NDArray[np.uint8] = np.full(len(ctas) * self.shared_size, POISON, np.uint8)
-        self.views = {width: self.shared.view(dtype) for width, dtype in WIDE.items()}
+        self.views = {width: self.shared.view(dtype) for width, dtype in UNIT_DTYPES.items()}
         """By access width in bytes: a view of the group's shared memory."""
         self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
         self.local: npt.NDArray[np.uint8] | None = None
@@ -197,29 +197,30 @@ class CtaGroup:
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """The race detector's slot of the CTA at the index `slot` of this group."""
+        """Returns the index that the race detector uses for the CTA at the index `slot` of this group."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:
-        """The lanes of all threads of the group that have not ended."""
+        """Returns the lanes of all threads that have not ended."""
         return np.flatnonzero(self.alive)
 
     def live(self, place: int) -> list[int]:
-        """The registers that are live at the instruction `place`."""
+        """Returns the registers that are live at the instruction number `place`."""
         if place not in self._live:
             self._live[place] = sorted(self.program.flow.live.get(place, ()))
         return self._live[place]
 
     def pieces(self, lanes: Lanes, grain: int) -> Lanes:
-        """For each lane, the number of its warp (`grain` 32) or warpgroup (`grain` 128)."""
+        """Returns for each lane the number of its warp (`grain` 32) or of its warpgroup (`grain` 128)."""
         if grain == 32:
             return lanes >> 5
-        slots, inside = np.divmod(lanes, self.lanes_per_cta)
-        numbers: Lanes = slots * self.pieces_per_cta + (inside >> 7)
-        return numbers
+        slots, lane_offsets = np.divmod(lanes, self.lanes_per_cta)
+        piece_numbers: Lanes = slots * self.pieces_per_cta + (lane_offsets >> 7)
+        return piece_numbers
 
     def whole(self, lanes: Lanes, grain: int) -> bool:
-        """Whether `lanes` hold every running thread of each of their warps (`grain` 32) or warpgroups (`grain` 128)."""
+        """Returns whether `lanes` are complete warps (`grain` 32) or warpgroups (`grain` 128).  Ended lanes are
+        ignored."""
         if len(lanes) == int(np.count_nonzero(self.alive)):
             return True
         key = f"alive {grain}"
@@ -235,47 +236,47 @@ class CtaGroup:
             self._specials.pop(key, None)
 
     def time(self, name: str) -> Any:
-        """The value of a clock that counts steps.  A kernel can rely only on the growth of the value."""
+        """Returns a clock that counts basic blocks.  A kernel can rely only on the increase of its value."""
         value = self.run.steps
         return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
-        """The value of the special register `name` for `lanes`; `slots` gives the CTA of each lane."""
+        """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
         if (fixed := self._fixed(name)) is not None:
             return fixed
-        inside = lanes % self.lanes_per_cta
+        lane_offsets = lanes % self.lanes_per_cta
         if name == "laneid":
-            return (inside & 31).astype(np.uint32)
+            return (lane_offsets & 31).astype(np.uint32)
         if name == "warpid":
-            return _scalar_if_same((inside >> 5).astype(np.uint32))
+            return _scalar_if_same((lane_offsets >> 5).astype(np.uint32))
         if name.startswith("lanemask_"):
-            return _lane_mask(name.removeprefix("lanemask_"), (inside & 31).astype(np.uint64))
+            return _lane_mask(name.removeprefix("lanemask_"), (lane_offsets & 31).astype(np.uint64))
         base, _, axis = name.partition(".")
         if base == "tid":
-            return _axis(inside, self.block, axis)
+            return _axis(lane_offsets, self.block, axis)
         return self._of_cta(base, axis, slots)
 
     def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
-        numbers = np.asarray(self.ctas)[slots]
+        cta_numbers = np.asarray(self.ctas)[slots]
         cluster = self.run.cluster
         if base == "ctaid":
-            return _scalar_if_same(_axis(numbers, self.grid, axis))
-        place = [
-            numbers % self.grid[0],
-            numbers // self.grid[0] % self.grid[1],
-            numbers // self.grid[0] // self.grid[1],
+            return _scalar_if_same(_axis(cta_numbers, self.grid, axis))
+        grid_position = [
+            cta_numbers % self.grid[0],
+            cta_numbers // self.grid[0] % self.grid[1],
+            cta_numbers // self.grid[0] // self.grid[1],
         ]
-        within = [where % size for where, size in zip(place, cluster, strict=True)]
+        cluster_position = [coordinate % size for coordinate, size in zip(grid_position, cluster, strict=True)]
         if base == "cluster_ctaid":
-            return _scalar_if_same(within["xyz".index(axis)].astype(np.uint32))
+            return _scalar_if_same(cluster_position["xyz".index(axis)].astype(np.uint32))
         if base == "cluster_ctarank":
-            rank = within[0] + cluster[0] * (within[1] + cluster[1] * within[2])
+            rank = cluster_position[0] + cluster[0] * (cluster_position[1] + cluster[1] * cluster_position[2])
             return _scalar_if_same(rank.astype(np.uint32))
         if base == "clusterid":
             index = "xyz".index(axis)
-            return _scalar_if_same((place[index] // cluster[index]).astype(np.uint32))
+            return _scalar_if_same((grid_position[index] // cluster[index]).astype(np.uint32))
         if base == "smid":
-            return _scalar_if_same((numbers % SMS).astype(np.uint32))
+            return _scalar_if_same((cta_numbers % SMS).astype(np.uint32))
         raise PtxError(f"PTX: expected a special register that is known, got %{base}")
 
     def _fixed(self, name: str) -> Any:
@@ -289,7 +290,7 @@ class CtaGroup:
         if base in sizes:
             return np.uint32(sizes[base]["xyz".index(axis)])
         cluster = self.run.cluster
-        numbers = {
+        register_values = {
             "nwarpid": self.lanes_per_cta // 32,
             "nsmid": SMS,
             "gridid": 0,
@@ -299,7 +300,7 @@ class CtaGroup:
         }
         if name == "is_explicit_cluster":
             return np.bool_(cluster != (1, 1, 1))
-        return np.uint32(numbers[name]) if name in numbers else None
+        return np.uint32(register_values[name]) if name in register_values else None
 
 
 def _axis(numbers: npt.NDArray[np.int64], sizes: Triple, axis: str) -> npt.NDArray[np.uint32]:
@@ -317,12 +318,12 @@ def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
 
 def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
     one, all_ = np.uint64(1), np.uint64(0xFFFFFFFF)
-    below = (one << lane) - one
+    lower_bits = (one << lane) - one
     masks = {
         "eq": one << lane,
-        "lt": below,
-        "le": below | one << lane,
-        "gt": all_ & ~(below | one << lane),
-        "ge": all_ & ~below,
+        "lt": lower_bits,
+        "le": lower_bits | one << lane,
+        "gt": all_ & ~(lower_bits | one << lane),
+        "ge": all_ & ~lower_bits,
     }
     return masks[kind].astype(np.uint32)

@@ -1,7 +1,7 @@
-"""Schedules the lane contexts of a group of CTAs: picks the next, joins those that meet, and finds deadlocks.
+"""Schedules the threads of CTAs that run at once: picks the next lanes, joins lanes that meet, and finds deadlocks.
 
-Without a seed, the context furthest back in the program goes next, so that lanes that took two branches meet again.
-With a seed, warps begin in random pieces and the next context is random: another order shows other faults.
+Lanes at one instruction form a context.  Without a seed, the context with the lowest instruction number runs next, so
+that lanes from two branches meet again.  With a seed, the order is random: another order can expose other faults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.bench.emulator.machine.waiting import Waiting
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 
 WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
-TURN = 2000
+BLOCKS_PER_TURN = 2000
 """The number of basic blocks that a context runs before other contexts run: it may wait for them in a loop."""
 SHORT_TURN = 20
 """The number of basic blocks that a spinning context runs before other contexts run."""
@@ -34,7 +34,7 @@ MOST_NAMED = 6
 
 
 def may_run(context: LaneContext, instruction: Instruction) -> bool:
-    """Whether the context has every lane that the instruction's member masks name, except lanes that have ended."""
+    """Returns whether a context has all lanes that the instruction's member mask requires, apart from ended lanes."""
     if instruction.opcode.startswith("activemask"):
         return True
     if not instruction.opcode.startswith(WITH_MASK):
@@ -45,14 +45,14 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
         first = int(warp) * 32
         present = context.lanes[context.warps == warp]
         bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        named = {first + bit for bit in range(32) if bits >> bit & 1 and group.alive[first + bit]}
-        if not named <= set(map(int, present)):
+        required_lanes = {first + bit for bit in range(32) if bits >> bit & 1 and group.alive[first + bit]}
+        if not required_lanes <= set(map(int, present)):
             return False
     return True
 
 
 def member_mask(context: LaneContext, instruction: Instruction) -> Any:
-    """The last operand of an instruction with a member mask: an integer, or one integer per lane."""
+    """Returns the member mask of an instruction, its last operand: an integer, or one integer per lane."""
     operand = instruction.operands[-1]
     if isinstance(operand, Immediate):
         return operand.value & 0xFFFFFFFF
@@ -64,7 +64,7 @@ def member_mask(context: LaneContext, instruction: Instruction) -> Any:
 
 
 class Schedule:
-    """Schedules the lane contexts of one group of CTAs."""
+    """Schedules the lane contexts of the CTAs that run at once."""
 
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
@@ -83,24 +83,23 @@ class Schedule:
             return [LaneContext(self.group, lanes, [None] * count, 0)]
         pieces = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
         if self._random is not None:
-            pieces = [part for piece in pieces for part in self._cut(piece)]
-        return [LaneContext(self.group, piece, [None] * count, 0) for piece in pieces]
+            pieces = [subset for lane_set in pieces for subset in self._cut(lane_set)]
+        return [LaneContext(self.group, lane_set, [None] * count, 0) for lane_set in pieces]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
-        """Cuts a CTA's lanes into random pieces of whole warps."""
+        """Cuts a CTA's lanes into random groups of complete warps."""
         assert self._random is not None
         warps = np.unique(lanes >> 5)
         cuts = [warp for warp in warps[1:] if self._random.random() < 0.5]
-        return [part for part in np.split(lanes, np.searchsorted(lanes >> 5, cuts)) if len(part)]
+        return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, cuts)) if len(lane_set)]
 
     def _resume(self, contexts: list[LaneContext]) -> None:
         self.ready += contexts
 
     def run(self) -> Iterator[bool]:
-        """Runs all contexts to their end; pauses now and then, so that other groups of CTAs can run.
+        """Runs all contexts to their end.  Pauses from time to time, so that other CTAs can run.
 
-        Each pause yields whether a context polls memory, which is one way to wait.
-        """
+        Each pause yields whether a context polls memory, which is one way to wait."""
         while True:
             if not self.ready:
                 if not self.meeting and not self.waiting.any():
@@ -111,7 +110,7 @@ class Schedule:
             if time.thread_time() > self.group.run.deadline:
                 raise EmulationError(self._endless())
             context = self._next()
-            for _ in range(SHORT_TURN if context.spins else TURN):
+            for _ in range(SHORT_TURN if context.spins else BLOCKS_PER_TURN):
                 steps = context.steps
                 if not self._step(context):
                     break
@@ -133,16 +132,16 @@ class Schedule:
                 yield context.spins
 
     def stuck(self) -> bool:
-        """Whether no context can go on until memory changes."""
+        """Returns whether all contexts wait for a change of memory."""
         return all(context.spins and context.knows_all_changes for context in self.ready)
 
     def _endless(self) -> str:
-        name, where = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
-        text = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {where}"
+        name, states = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
+        text = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {states}"
         return f"{text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
-        """Resumes contexts that have met, or whose transfers have ended; returns whether it resumed any context."""
+        """Resumes contexts that have met or have a finished transfer.  Returns whether it resumed any context."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
@@ -155,34 +154,34 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Draws a random context.  The part of a warp that is furthest back is preferred, so that parts meet."""
-        drawn = self.ready[draws.randrange(len(self.ready))]
-        if drawn.grain == 1 and draws.random() < MEETS:
-            kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
-            drawn = min(kin, key=lambda other: (other.steps, other.place))
-            alike = [other for other in kin if (other.steps, other.place) == (drawn.steps, drawn.place)]
+        """Draws a random context.  The part of a warp with the lowest instruction is preferred, so that parts meet."""
+        context = self.ready[draws.randrange(len(self.ready))]
+        if context.grain == 1 and draws.random() < MEETS:
+            kin = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
+            context = min(kin, key=lambda other: (other.steps, other.place))
+            alike = [other for other in kin if (other.steps, other.place) == (context.steps, context.place)]
             if len(alike) > 1 and self._joinable(alike[0], alike[1]):
                 self.ready = [other for other in self.ready if other not in alike]
                 joined = merged(alike)
-                joined.steps = drawn.steps
+                joined.steps = context.steps
                 return joined
-        self.ready.remove(drawn)
-        return drawn
+        self.ready.remove(context)
+        return context
 
     def _switch(self, context: LaneContext) -> bool:
-        """Whether another context should run next.  May first join `context` with a context at the same instruction."""
+        """Returns whether another context should run next.  May first join two contexts at the same instruction."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
-        place = context.place
-        for other in self.ready:
-            if other.place == place and self._joinable(context, other):
-                self.ready.remove(other)
-                joined = merged([context, other])
-                joined.steps = max(context.steps, other.steps)
+        start = context.place
+        for peer in self.ready:
+            if peer.place == start and self._joinable(context, peer):
+                self.ready.remove(peer)
+                joined = merged([context, peer])
+                joined.steps = max(context.steps, peer.steps)
                 self.ready.append(joined)
                 context.size = 0
                 return True
-        return any(other.place < place and other.steps <= context.steps for other in self.ready)
+        return any(peer.place < start and peer.steps <= context.steps for peer in self.ready)
 
     def _joinable(self, a: LaneContext, b: LaneContext) -> bool:
         if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
@@ -192,21 +191,21 @@ class Schedule:
         return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
 
     def _step(self, context: LaneContext) -> bool:
-        """Runs one basic block; returns whether the context can run the next block too."""
+        """Runs one basic block.  Returns whether the context can also run its next block."""
         if not context.size:
             return False
-        place, program = context.place, self.program
-        if place >= program.size:  # the context waited at the last instruction
+        start, program = context.place, self.program
+        if start >= program.size:  # the context waited at the last instruction
             self._end(context)
             return False
-        if program.together[place] > context.grain and not may_run(context, program.kernel.instructions[place]):
+        if program.together[start] > context.grain and not may_run(context, program.kernel.instructions[start]):
             self.meeting.append(context)
-            self._meet(place)
+            self._meet(start)
             return False
         run = self.group.run
-        run.count(place, context.grain, context.size)
+        run.count(start, context.grain, context.size)
         try:
-            following = program.function(place, context.grain)(context, context.registers)
+            following = program.function(start, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
         if following >= program.size:
@@ -228,39 +227,39 @@ class Schedule:
 
     def _end(self, context: LaneContext) -> None:
         self.group.end(context.lanes)
-        for other in (*self.ready, *self.meeting):
-            other.regrain()
+        for peer in (*self.ready, *self.meeting):
+            peer.regrain()
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins contexts that wait at `place`, or at any instruction if None; returns whether any can go on."""
+        """Joins contexts that wait at the instruction `place` (None: at any).  Returns whether any can continue."""
         went = False
-        places = {context.place for context in self.meeting} if place is None else {place}
-        for at in places:
-            here = [context for context in self.meeting if context.place == at]
-            need = self.program.together[at]
-            instruction = self.program.kernel.instructions[at]
-            for piece in self._pieces(here, need):
-                joined = piece[0] if len(piece) == 1 else merged(piece)
+        positions = {context.place for context in self.meeting} if place is None else {place}
+        for position in positions:
+            waiting = [context for context in self.meeting if context.place == position]
+            need = self.program.together[position]
+            instruction = self.program.kernel.instructions[position]
+            for members in self._pieces(waiting, need):
+                joined = members[0] if len(members) == 1 else merged(members)
                 joined.regrain()
                 if joined.grain >= need or may_run(joined, instruction):
-                    self.meeting = [context for context in self.meeting if context not in piece]
+                    self.meeting = [context for context in self.meeting if context not in members]
                     self.ready.append(joined)
                     went = True
         return went
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Returns lists of contexts: the contexts of one list share a warp or a warpgroup."""
+        """Groups the contexts into lists.  The contexts of one list have lanes of the same warp or warpgroup."""
         lots: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
-            numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
-            shared = [lot for lot in lots if lot[0] & numbers]
+            piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
+            shared = [lot for lot in lots if lot[0] & piece_numbers]
             members = [context]
             for lot in shared:
-                numbers |= lot[0]
+                piece_numbers |= lot[0]
                 members = lot[1] + members
                 lots.remove(lot)
-            lots.append((numbers, members))
+            lots.append((piece_numbers, members))
         return [members for _, members in lots]
 
     def _where(self, context: LaneContext, fault: Fault) -> str:
@@ -270,31 +269,31 @@ class Schedule:
         return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
     def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
-        """The text of a fault, with the names of the kernel, its source line and the CTAs."""
+        """Returns the message for a fault, with the names of the kernel, its source line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
-        shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
-        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
+        cta_names = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
+        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {cta_names}{who}: {fault}"
 
     def describe(self) -> list[str]:
-        """Says in words what each context waits for or runs."""
+        """Returns a text for each context that says what it runs or waits for."""
         running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
-        waits = [(context, "polling" if context.spins else "running", place) for context, place in running]
-        rest = "waiting for the rest of its warp or warpgroup"
-        waits += [(context, rest, context.place) for context in self.meeting]
+        waits = [(context, "polling" if context.spins else "running", position) for context, position in running]
+        wait_text = "waiting for the rest of its warp or warpgroup"
+        waits += [(context, wait_text, context.place) for context in self.meeting]
         waits += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
-        at = self.program.kernel.instructions
-        return [f"{describe(context)}: {text} at {at[number].describe()}" for context, text, number in waits]
+        instructions = self.program.kernel.instructions
+        return [f"{describe(context)}: {text} at {instructions[number].describe()}" for context, text, number in waits]
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:
-    """Whether two contexts may have lanes of the same warp."""
+    """Returns whether two contexts may have lanes of the same warp."""
     return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
 
 
 def describe(context: LaneContext) -> str:
-    """Names the CTA and the warps of a context: `CTA 3, warps 0 to 3`."""
+    """Returns a text with the CTA and the warps of a context: `CTA 3, warps 0 to 3`."""
     per_cta = context.group.lanes_per_cta // 32
     warps = sorted({int(warp) % per_cta for warp in np.unique(context.warps)})
     ctas = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
-    shown = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
-    return f"CTA {', '.join(map(str, ctas[:3]))}, {shown}"
+    warp_names = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
+    return f"CTA {', '.join(map(str, ctas[:3]))}, {warp_names}"

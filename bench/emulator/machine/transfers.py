@@ -1,6 +1,6 @@
-"""Copies that run beside the threads (TMA, bulk copies, `cp.async`), and how threads wait for their copies.
+"""Implements asynchronous copies (TMA, bulk copies, `cp.async`), and the waits for them.
 
-A copy is delayed until a thread waits for it: an instruction that reads its destination too early finds poison.
+A copy is delayed until a thread waits for it.  So an instruction that reads its destination too early finds poison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Lanes = npt.NDArray[np.int64]
 
 @dataclass(eq=False)
 class Transfer:
-    """One copy in flight."""
+    """Describes one unfinished copy."""
 
     run: Callable[[], None]
     """Carries the copy out, and signals the copy's mbarrier, if there is one."""
@@ -36,7 +36,7 @@ class Transfer:
 
 @dataclass
 class _Bulk:
-    """The bulk groups of one thread."""
+    """Holds the bulk copy groups of one thread."""
 
     open: list[Transfer] = field(default_factory=list)
     groups: list[list[Transfer]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _Bulk:
 
 @dataclass(eq=False)
 class Copies:
-    """The copies of one `cp.async` instruction: its lanes, and the copy group of each lane."""
+    """Holds the copies of one `cp.async` instruction: its lanes, and the copy group of each lane."""
 
     lanes: Lanes
     group: Any
@@ -56,7 +56,7 @@ class Copies:
 
 
 class Transfers:
-    """The copies in flight of one group of CTAs."""
+    """Holds the unfinished copies of the CTAs that run at once."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
@@ -73,7 +73,7 @@ class Transfers:
     # Copies that tell an mbarrier, or belong to a bulk group
 
     def start(self, transfer: Transfer, lane: int | None = None) -> None:
-        """Starts a copy; if `lane` is given, the copy joins the open bulk group of this thread."""
+        """Starts a copy.  If `lane` is given, the copy joins the open bulk group of this thread."""
         if lane is not None:
             transfer.lane = lane
             self._bulk.setdefault(lane, _Bulk()).open.append(transfer)
@@ -84,7 +84,7 @@ class Transfers:
             self._finish(transfer, only_reads=True)
 
     def _finish(self, transfer: Transfer, *, only_reads: bool = False) -> None:
-        """Carries a copy out; with `only_reads`, only reads the copy's source out of shared memory."""
+        """Performs a copy.  With `only_reads`, a copy to global memory only reads its source in shared memory."""
         if transfer.read is not None and not transfer.has_read:
             transfer.read()
             transfer.has_read = True
@@ -96,39 +96,38 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Finishes one copy that signals an mbarrier; returns whether there was a copy."""
+        """Finishes one copy that signals an mbarrier.  Returns whether there was such a copy."""
         if not self._loads:
             return False
         helpful = list(self._loads)
-        place = self._random.randrange(len(helpful)) if self._random is not None else 0
-        self._finish(helpful[place])
+        index = self._random.randrange(len(helpful)) if self._random is not None else 0
+        self._finish(helpful[index])
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
-        """Runs `cp.async.bulk.commit_group` for these threads.  Nothing happens for threads without copies."""
+        """Runs `cp.async.bulk.commit_group` for the threads `lanes`.  Does nothing for threads without copies."""
         for lane, bulk in self._bulk.items():
             if lane in lanes:
                 bulk.groups.append(bulk.open)
                 bulk.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
-        """Runs `cp.async.bulk.wait_group` of these threads: finishes all but the last `newest` groups.
+        """Runs `cp.async.bulk.wait_group` for the threads `lanes`: finishes all groups except the last `newest`.
 
-        Returns the finished copies.  With `only_reads`, the copies only read their sources.
-        """
-        done: list[Transfer] = []
+        Returns the finished copies.  With `only_reads`, the copies only read their sources."""
+        finished_copies: list[Transfer] = []
         for lane, bulk in self._bulk.items():
             if lane in lanes:
-                keep = max(0, len(bulk.groups) - newest)
-                for transfers in bulk.groups[bulk.read if only_reads else 0 : keep]:
-                    done += transfers
+                done_count = max(0, len(bulk.groups) - newest)
+                for transfers in bulk.groups[bulk.read if only_reads else 0 : done_count]:
+                    finished_copies += transfers
                 if only_reads:
-                    bulk.read = max(bulk.read, keep)
+                    bulk.read = max(bulk.read, done_count)
                 else:
-                    bulk.groups, bulk.read = bulk.groups[keep:], max(0, bulk.read - keep)
-        for transfer in done:
+                    bulk.groups, bulk.read = bulk.groups[done_count:], max(0, bulk.read - done_count)
+        for transfer in finished_copies:
             self._finish(transfer, only_reads=only_reads)
-        return done
+        return finished_copies
 
     # `cp.async`
 
@@ -146,25 +145,26 @@ class Transfers:
         self._committed[context.lanes] += 1
 
     def wait(self, context: LaneContext, newest: int | None) -> None:
-        """Runs `cp.async.wait_group`; None waits for all copies."""
+        """Runs `cp.async.wait_group`.  If `newest` is None, waits for all copies."""
         if not self._copies:
             return
         limit = self._committed[context.lanes] - newest if newest is not None else None
         uniform = limit is None or bool((limit == limit[0]).all())
-        whole = context.size == int(np.count_nonzero(self._group.alive))
-        left: list[Copies] = []
+        all_threads = context.size == int(np.count_nonzero(self._group.alive))
+        pending: list[Copies] = []
         for copies in self._copies:
-            if whole and uniform and isinstance(copies.group, int):
+            if all_threads and uniform and isinstance(copies.group, int):
                 if limit is None or copies.group < int(limit[0]):
                     copies.run(None)
                 else:
-                    left.append(copies)
+                    pending.append(copies)
                 continue
-            left += self._wait_some(copies, self._limits(context.lanes, limit))
-        self._copies = left
+            pending += self._wait_some(copies, self._limits(context.lanes, limit))
+        self._copies = pending
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """For each lane, the number below which its copy groups must finish: `limit` for `lanes`; None: all groups."""
+        """Returns for each lane a limit: all its copy groups with lower numbers must finish.  `lanes` get `limit`, or
+        infinity if `limit` is None.  Other lanes get -1."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits
@@ -178,21 +178,21 @@ class Transfers:
             copies.run(None)
             return []
         copies.run(due)
-        rest = ~due
+        pending_lanes = ~due
 
         def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
-            whole = rest.copy()
+            lane_mask = pending_lanes.copy()
             if mask is not None:
-                whole[rest] = mask
-            copies.run(whole)
+                lane_mask[pending_lanes] = mask
+            copies.run(lane_mask)
 
-        group = copies.group if isinstance(copies.group, int) else copies.group[rest]
-        return [Copies(copies.lanes[rest], group, run_rest)]
+        group = copies.group if isinstance(copies.group, int) else copies.group[pending_lanes]
+        return [Copies(copies.lanes[pending_lanes], group, run_rest)]
 
     def finish_copies(self, lanes: Lanes) -> None:
-        """Finishes all copies of these lanes."""
+        """Finishes all `cp.async` copies of `lanes`."""
         limits = self._limits(lanes, None)
-        self._copies = [rest for copies in self._copies for rest in self._wait_some(copies, limits)]
+        self._copies = [pending for copies in self._copies for pending in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
         """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""

@@ -1,4 +1,4 @@
-"""Everything that lane contexts wait for: barriers, mbarriers and transfers (PTX ISA 8.7, section 9.7.13)."""
+"""Holds the barriers, mbarriers and transfers that threads may wait for (PTX ISA 8.7, section 9.7.13)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Resume = Callable[[list[LaneContext]], None]
 
 
 def waiting_of(group: CtaGroup) -> Waiting:
-    """The barriers and transfers of a group of CTAs."""
+    """Returns the barriers and transfers of a group of CTAs."""
     waiting: Waiting = group.waiting
     return waiting
 
 
 class Waiting:
-    """The barriers, mbarriers and transfers of one group of CTAs, for which lane contexts may wait."""
+    """Holds the barriers, mbarriers and transfers of the CTAs that run at once."""
 
     def __init__(self, group: CtaGroup, resume: Resume):
         self._resume = resume
@@ -32,15 +32,15 @@ class Waiting:
         self._at_mbarriers: list[tuple[LaneContext, list[Wait]]] = []
 
     def any(self) -> bool:
-        """Whether any lane context waits."""
+        """Returns whether any lanes wait."""
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: LaneContext, waits: list[Wait]) -> None:
-        """Keeps `context` until one of the awaited phases is over; then the context checks again."""
+        """Stops `context` until one of its awaited phases is over.  Then the context checks the phases again."""
         self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Resumes contexts whose awaited phase is complete; returns whether it resumed any context."""
+        """Resumes contexts with a completed phase.  Returns whether it resumed any context."""
         went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
         if went:
             self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
@@ -48,7 +48,7 @@ class Waiting:
         return bool(went)
 
     def advance(self) -> bool:
-        """Finishes transfers until a context can go on; returns whether a context can go on."""
+        """Finishes transfers until a context can continue.  Returns whether a context can continue."""
         if self.wake_mbarriers():
             return True
         while self.transfers.finish_one():
@@ -57,15 +57,15 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """Checks the barriers for all threads again after threads have ended: barriers no longer wait for these."""
+        """Checks the barriers again after threads have ended: a barrier for all threads no longer waits for them."""
         self.barriers.recheck()
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
-        """Lists each waiting context, the reason of the wait in words, and the instruction that waits."""
+        """Lists all waiting contexts, each with the reason of the wait in words and the waiting instruction."""
         at_mbarriers = [
             (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]
         # At these barriers a context's place is already the next instruction.
-        others = self.barriers.describe() + self.clusters.describe()
-        return at_mbarriers + [(context, text, context.place - 1) for context, text in others]
+        at_barriers = self.barriers.describe() + self.clusters.describe()
+        return at_mbarriers + [(context, text, context.place - 1) for context, text in at_barriers]

@@ -1,4 +1,4 @@
-"""The `.approx` and `.full` instructions of PTX on float32: the float64 result, rounded to float32.
+"""Computes the `.approx` and `.full` instructions of PTX on float32, in float64, and rounds the results to float32.
 
 The hardware computes these instructions from tables, so its results have other bits.  Each function below gives the
 error bound that PTX ISA 8.7 states for the instruction.  With `ftz`, denormal operands and results become zeros of the
@@ -22,50 +22,51 @@ _F64_NAN = np.uint64(0x7FFFFFFF00000000)
 
 
 def ex2(a: Value, ftz: bool = False) -> Value:
-    """`2**a`.  The hardware's result is at most 2 ulp from the correctly rounded result."""
+    """Returns `2**a`.  The hardware's error is at most 2 ulp, relative to the correctly rounded result."""
     return _through(np.exp2, a, ftz)
 
 
 def lg2(a: Value, ftz: bool = False) -> Value:
-    """`log2(a)`; NaN if `a` is negative.  The hardware's error: 2**-22, absolute for `a` in (0.5, 2), else relative."""
+    """Returns `log2(a)`; NaN if `a < 0`.  The hardware's error is 2**-22: absolute in (0.5, 2), relative elsewhere."""
     return _through(np.log2, a, ftz)
 
 
 def sin(a: Value, ftz: bool = False) -> Value:
-    """`sin(a)`, `a` in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    """Returns `sin(a)`, with `a` in radians.  The hardware's absolute error is 2**-20.5 up to `abs(a) = 2 * pi`, and
+    2**-14.7 up to `abs(a) = 100 * pi`."""
     return _through(np.sin, a, ftz)
 
 
 def cos(a: Value, ftz: bool = False) -> Value:
-    """`cos(a)`, `a` in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    """Returns `cos(a)`, with `a` in radians.  The hardware's absolute error is 2**-20.5 up to `abs(a) = 2 * pi`, and
+    2**-14.7 up to `abs(a) = 100 * pi`."""
     return _through(np.cos, a, ftz)
 
 
 def tanh(a: Value) -> Value:
-    """`tanh(a)`.  The hardware's relative error is 2**-11."""
+    """Returns `tanh(a)`.  The hardware's relative error is 2**-11."""
     return _through(np.tanh, a, False)
 
 
 def rsqrt(a: Value, ftz: bool = False) -> Value:
-    """`1 / sqrt(a)`; -0 gives minus infinity.  The hardware's relative error is 2**-22.9."""
+    """Returns `1 / sqrt(a)`.  For -0 the result is minus infinity.  The hardware's relative error is 2**-22.9."""
     return _through(lambda x: 1 / np.sqrt(x), a, ftz)
 
 
 def rcp(a: Value, ftz: bool = False) -> Value:
-    """`1 / a`.  The hardware's error is at most 1 ulp."""
+    """Returns `1 / a`.  The hardware's error is at most 1 ulp."""
     return flush(_ONE / flush(a)) if ftz else _ONE / a
 
 
 def sqrt(a: Value, ftz: bool = False) -> Value:
-    """The square root of `a`.  The hardware's relative error is 2**-23."""
+    """Returns the square root of `a`.  The hardware's relative error is 2**-23."""
     return np.sqrt(flush(a) if ftz else a)
 
 
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
-    """`div.approx`: `a / b`.  The hardware's error is at most 2 ulp where the magnitude of `b` is in [2**-126, 2**126].
+    """Returns `a / b`, as `div.approx`.  The hardware's error is at most 2 ulp if `abs(b)` is in [2**-126, 2**126].
 
-    As on the hardware, a larger `b` gives a zero with the quotient's sign, or NaN if `a` is infinite.
-    """
+    As on the hardware, a larger `b` gives a zero with the quotient's sign, or NaN if `a` is infinite."""
     if ftz:
         a, b = flush(a), flush(b)
     quotient = a / b
@@ -78,25 +79,24 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
 
 
 def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
-    """`div.full`: `a / b`.  The hardware's error is at most 2 ulp."""
+    """Returns `a / b`, as `div.full`.  The hardware's error is at most 2 ulp."""
     return flush(flush(a) / flush(b)) if ftz else a / b
 
 
 def rcp_ftz_f64(a: Value) -> Value:
-    """`rcp.approx.ftz.f64`: `1 / a`, from the upper 32 bits of a float64 to the upper 32 bits of the result.
+    """Returns `1 / a` in float64 (`rcp.approx.ftz.f64`), from the upper 32 bits of `a` to the upper 32 result bits.
 
-    PTX states no error for this instruction; code that uses the instruction refines the result.
-    """
+    PTX states no error bound for this instruction.  Code that uses the instruction refines the result."""
     return _upper_words(lambda x: 1 / x, a)
 
 
 def rsqrt_ftz_f64(a: Value) -> Value:
-    """`rsqrt.approx.ftz.f64`: `1 / sqrt(a)`, from the upper 32 bits of a float64 to the upper 32 bits of the result."""
+    """Returns `1 / sqrt(a)` (`rsqrt.approx.ftz.f64`), from the upper 32 bits of `a` to the upper 32 result bits."""
     return _upper_words(lambda x: 1 / np.sqrt(x), a)
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """`rsqrt.approx.f64`: `1 / sqrt(a)` in float64, rounded twice.  PTX states no error for this instruction."""
+    """Returns `1 / sqrt(a)` in float64, as `rsqrt.approx.f64`, rounded twice.  PTX states no error bound for it."""
     return 1 / np.sqrt(a)
 
 

@@ -1,8 +1,8 @@
-"""Values of lanes: views of their bits, choices between two values, and rounding to fewer bits.
+"""Handles values of lanes: views of their bits, choices between two values, and rounding to fewer bits.
 
-A value is a NumPy array of shape (n,) with one element per lane, or a NumPy scalar, which stands for the same value in
-every lane.  Every function of `numbers/` takes arrays, scalars, or a mix of both, and returns a scalar if all of its
-operands are scalars.
+A value is a NumPy array of shape `[n]` with one element per lane, or a NumPy scalar.  A scalar stands for the same
+value in every lane.  Every function of `numbers/` takes arrays, scalars, or a mix of both.  It returns a scalar if all
+of its operands are scalars.
 
 Rounding modes are PTX's: `rn` to nearest, ties to even; `rz` toward zero; `rm` toward minus infinity; `rp` toward plus
 infinity (PTX ISA 8.7, sections "Rounding Modifiers" and "Floating Point Instructions").
@@ -39,70 +39,70 @@ F64_NAN = np.uint64(0x7FFFFFFFFFFFFFFF).view(np.float64)
 _TOWARD = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
 _F32_SIGN, _F32_EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
 _ZERO: dict[int, Value] = {4: np.float32(0), 8: np.float64(0)}
-_ONE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
+_ONE_BY_SIZE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
 
 
 def unsigned(x: Value) -> Value:
-    """The bits of `x` as an unsigned integer of the same size."""
+    """Returns the bits of `x` as an unsigned integer of the same size."""
     return x.view(UNSIGNED[x.itemsize])
 
 
 def signed(x: Value) -> Value:
-    """The bits of `x` as a signed integer of the same size."""
+    """Returns the bits of `x` as a signed integer of the same size."""
     return x.view(SIGNED[x.itemsize])
 
 
 def is_signed(x: Value) -> bool:
-    """Whether a value is of a signed integer type."""
+    """Returns whether `x` has a signed integer type."""
     return bool(x.dtype.kind == "i")
 
 
 def pick(where: Value, first: Value, second: Value) -> Value:
-    """`first` where `where` is true, `second` in the other lanes; a scalar if all arguments are scalars."""
-    chosen: Value = np.where(where, first, second)
-    return chosen[()]
+    """Returns `first` in lanes where `where` is true, else `second`; a scalar if all arguments are scalars."""
+    result: Value = np.where(where, first, second)
+    return result[()]
 
 
 def some(mask: Value) -> bool:
-    """Whether the bool_ value `mask` is true in any lane."""
+    """Returns whether `mask`, a value of type `np.bool_`, is true in any lane."""
     # This takes 0.4 us for 128 lanes, a third of the time of `any`.
     return bool(np.count_nonzero(mask))
 
 
 def full(x: Value) -> bool:
-    """Whether no element of `x` is zero."""
+    """Returns whether all elements of `x` are nonzero."""
     # This takes 0.3 us for 128 lanes, an eighth of the time of `all` on numbers.
     return bool(np.count_nonzero(x) == x.size)
 
 
 def parts(x: Value, dtype: Any) -> Value:
-    """Splits each element into words of `dtype`, the lowest word first: shape (n, k), or (k,) for a scalar."""
+    """Splits each of n elements into k words of type `dtype`, the lowest word first: `[n, k]`; a scalar gives `[k]`."""
     return np.asarray(x)[..., None].view(dtype)
 
 
 def whole(x: Value, dtype: Any) -> Value:
-    """Joins words along the last axis into elements of the wider type `dtype`: the inverse of `parts`."""
+    """Joins words along the last axis into elements of the wider type `dtype`.  This is the inverse of `parts`."""
     return np.ascontiguousarray(x).view(dtype)[..., 0][()]
 
 
 def pack_pair(high: Value, low: Value) -> Value:
-    """Packs two words of one size into an unsigned word of twice that size; `low` is element 0."""
-    wide = UNSIGNED[2 * low.itemsize]
-    return (unsigned(high).astype(wide) << (8 * low.itemsize)) | unsigned(low).astype(wide)
+    """Packs two words of one size into an unsigned word of twice this size.  `low` is element 0."""
+    wide_type = UNSIGNED[2 * low.itemsize]
+    return (unsigned(high).astype(wide_type) << (8 * low.itemsize)) | unsigned(low).astype(wide_type)
 
 
 def low_half(x: Value) -> Value:
-    """Element 0 of a packed pair, unsigned."""
+    """Returns element 0 of a packed pair as an unsigned integer."""
     return unsigned(x).astype(UNSIGNED[x.itemsize // 2])
 
 
 def high_half(x: Value) -> Value:
-    """Element 1 of a packed pair, unsigned."""
+    """Returns element 1 of a packed pair as an unsigned integer."""
     return (unsigned(x) >> (4 * x.itemsize)).astype(UNSIGNED[x.itemsize // 2])
 
 
 def check_rounding(rounding: str) -> None:
-    """Raises `ValueError` on a rounding mode that float arithmetic does not have."""
+    """Raises `ValueError` if float arithmetic does not have the mode `rounding`."""
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
 
@@ -122,7 +122,7 @@ def saturate(x: Value) -> Value:
     """Applies `.sat`: clamps a float32 or float64 to [0, 1]; NaN and -0 become +0."""
     zero = _ZERO[x.itemsize]
     # NumPy may return either +0 or -0; its sum with +0 is +0.
-    return np.fmin(np.fmax(x, zero), _ONE[x.itemsize]) + zero
+    return np.fmin(np.fmax(x, zero), _ONE_BY_SIZE[x.itemsize]) + zero
 
 
 def rectify(x: Value) -> Value:
@@ -132,46 +132,44 @@ def rectify(x: Value) -> Value:
 
 
 def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
-    """Rounds a float once to the NumPy type `dtype` of fewer bits; overflow follows IEEE 754 for the rounding mode.
+    """Rounds a float once to the NumPy type `dtype` of fewer bits.  Overflow follows IEEE 754 for the rounding mode.
 
-    Raises `ValueError` on an unknown mode.
-    """
+    Raises `ValueError` on an unknown rounding mode."""
     nearest = x.astype(dtype)
     if rounding == "rn":
         return nearest
     check_rounding(rounding)
-    back = nearest.astype(x.dtype)
+    nearest_wide = nearest.astype(x.dtype)
     if rounding == "rz":
-        wrong = np.abs(back) > np.abs(x)
+        wrong_side = np.abs(nearest_wide) > np.abs(x)
     else:
-        wrong = back > x if rounding == "rm" else back < x
-    return pick(wrong, np.nextafter(nearest, dtype.type(_TOWARD[rounding])), nearest)
+        wrong_side = nearest_wide > x if rounding == "rm" else nearest_wide < x
+    return pick(wrong_side, np.nextafter(nearest, dtype.type(_TOWARD[rounding])), nearest)
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32 by rounding to odd.  One more rounding, to at most 22 bits, is then correct.
+    """Rounds a float64 to float32 by rounding to odd.  A later rounding, to at most 22 bits, is then correct.
 
-    An inexact value becomes the neighbour whose last bit is odd (Boldo and Melquiond 2008, "Emulation of a FMA and
-    correctly rounded sums: proved algorithms using rounding to odd").
-    """
+    An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
+    correctly rounded sums: proved algorithms using rounding to odd")."""
     nearest = x.astype(np.float32)
-    back = nearest.astype(np.float64)
-    inexact = (back != x) & (x == x)
+    nearest_wide = nearest.astype(np.float64)
+    inexact = (nearest_wide != x) & (x == x)
     if not some(inexact):
         return nearest
     bits = nearest.view(np.uint32)
-    odd = (bits - (np.abs(back) > np.abs(x))) | np.uint32(1)
+    odd = (bits - (np.abs(nearest_wide) > np.abs(x))) | np.uint32(1)
     return pick(inexact, odd.astype(np.uint32), bits).view(np.float32)
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """The float64 sum, by rounding to odd.  One more rounding, to at most 51 bits, then gives the correct result.
+    """Returns `a + b` in float64, rounded to odd.  A later rounding to at most 51 bits then gives the correct result.
 
-    If the sum is an exact zero of operands with different signs, the zero is negative for `rm`, and else positive.
+    If operands with different signs have a sum of exactly zero, the result is -0 for `rm`, and +0 for all other modes.
     """
     total = a + b
-    other = total - a
-    error = (a - (total - other)) + (b - other)
+    b_part = total - a
+    error = (a - (total - b_part)) + (b - b_part)
     inexact = np.abs(error) > 0
     if some(inexact):
         bits = total.view(np.uint64)
@@ -183,7 +181,7 @@ def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
 
 
 def canonical(x: Value) -> Value:
-    """`x`, a float32 or float64, with each NaN replaced by PTX's canonical NaN."""
+    """Returns `x`, a float32 or float64, with each NaN replaced by PTX's canonical NaN."""
     strange = x != x
     if not some(strange):
         return x
@@ -191,7 +189,7 @@ def canonical(x: Value) -> Value:
 
 
 def with_sign(x: Value, sign: Value) -> Value:
-    """The float `x` with the sign bit of `sign`, an unsigned integer of the same size."""
+    """Returns the float `x` with the sign bit of `sign`.  `sign` is an unsigned integer of the same size."""
     dtype = UNSIGNED[x.itemsize]
     mask = dtype.type(1 << (8 * x.itemsize - 1))
     return ((x.view(dtype) & ~mask) | (sign & mask)).view(x.dtype)

@@ -1,11 +1,11 @@
-"""Float32 and float64 instructions of PTX: add, sub, mul, fma, div, rcp, sqrt; min, max, abs, neg, copysign, testp.
+"""Implements PTX's float instructions: add, sub, mul, fma, div, rcp, sqrt, min, max, abs, neg, copysign, testp.
 
-PTX ISA 8.7, section "Floating Point Instructions".  All operands and the result have the same float type.  A NaN result
-has the bits that NumPy gives, because PTX does not specify the bits.  `.ftz` applies to float32 alone.  Every function
-with an argument `rounding` raises `ValueError` on a mode that PTX lacks.
+The source is PTX ISA 8.7, section "Floating Point Instructions".  All operands and the result have the same type,
+float32 or float64.  A NaN result has the bits that NumPy gives, because PTX does not specify them.  `.ftz` applies to
+float32 alone.  Every function with an argument `rounding` raises `ValueError` on a mode that PTX lacks.
 
-The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us, so these functions
-serve only the rare lanes and modes that vector arithmetic gets wrong.
+The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us.  So these functions
+serve only the rare lanes and modes for which vector arithmetic is wrong.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ from rooflab.bench.emulator.numbers.bits import (
 )
 
 _DIGITS = 53
-_LEAST = -1074  # exponent of the smallest denormal
+_MIN_EXPONENT = -1074  # exponent of the smallest denormal
 _LARGEST = (2**53 - 1) * 2**971
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _BEYOND_F32 = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
 _TIE = np.uint64(0x10000000)
 _SIGN, _TWO = np.uint64(1), np.uint64(2)
 _NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
-_SPLIT = np.float64(2**27 + 1)
+_SPLIT_FACTOR = np.float64(2**27 + 1)
 
 
 def round_fraction(value: Fraction, rounding: str) -> float:
-    """Rounds a nonzero rational number once, to a float64; overflow follows IEEE 754 for the mode."""
+    """Rounds a nonzero rational number once, to a float64.  Overflow follows IEEE 754 for the rounding mode."""
     sign, size = (-1 if value < 0 else 1), abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     if size < Fraction(2) ** exponent:
         exponent -= 1
-    last = max(exponent - _DIGITS + 1, _LEAST)
+    last = max(exponent - _DIGITS + 1, _MIN_EXPONENT)
     scaled = size / Fraction(2) ** last
-    whole, rest = divmod(scaled.numerator, scaled.denominator)
-    if rest and _away(rounding, sign, whole, 2 * rest, scaled.denominator):
-        whole += 1
-    if whole * Fraction(2) ** last > _LARGEST:
+    quotient, remainder = divmod(scaled.numerator, scaled.denominator)
+    if remainder and _away(rounding, sign, quotient, 2 * remainder, scaled.denominator):
+        quotient += 1
+    if quotient * Fraction(2) ** last > _LARGEST:
         return sign * math.inf if rounding == "rn" or _away(rounding, sign, 1, 1, 1) else sign * float(_LARGEST)
-    return sign * math.ldexp(whole, last)
+    return sign * math.ldexp(quotient, last)
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Whether rounding takes a value between two neighbours to the neighbour farther from zero."""
+    """Returns whether a value between two neighbouring floats rounds to the neighbour that is farther from zero."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
 
 
 def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
-    """`a * b + c`, rounded once."""
+    """Returns `a * b + c`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return a * b + c
     if not math.isfinite(c):
@@ -81,21 +81,21 @@ def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
 
 
 def exact_multiply(a: float, b: float, rounding: str) -> float:
-    """`a * b`, rounded once."""
+    """Returns `a * b`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return a * b
     return round_fraction(Fraction(a) * Fraction(b), rounding)
 
 
 def exact_divide(a: float, b: float, rounding: str) -> float:
-    """`a / b`, rounded once."""
+    """Returns `a / b`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return float(np.float64(a) / np.float64(b))
     return round_fraction(Fraction(a) / Fraction(b), rounding)
 
 
 def exact_square_root(a: float, rounding: str) -> float:
-    """The square root of `a`, rounded once; NaN if `a` is negative."""
+    """Returns the square root of `a`, rounded once.  Returns NaN if `a` is negative."""
     if not a > 0 or math.isinf(a):
         return float(np.sqrt(np.float64(a)))
     # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
@@ -108,7 +108,7 @@ def exact_square_root(a: float, rounding: str) -> float:
 
 
 def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
-    """Calls `function` with the float64 operands of each lane and the rounding mode."""
+    """Calls `function` once per lane, with the lane's float64 operands and the rounding mode.  Returns the results."""
     spread = np.broadcast_arrays(*operands)
     values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in spread), strict=True)]
     return np.array(values, np.float64).reshape(spread[0].shape)[()]
@@ -116,8 +116,8 @@ def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value)
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """Computes `a + b`."""
-    exact = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
-    return _rounded(np.add, exact, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
+    exact_add = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
+    return _rounded(np.add, exact_add, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
 
 
 def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -131,25 +131,25 @@ def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
 
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """`a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
+    """Computes `a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
     nearest = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
-    wide = lambda x, y, z: odd_sum(x * y, z, rounding)
-    return _rounded(nearest, exact_fma, wide, (a, b, c), rounding, ftz, sat)
+    wide_fma = lambda x, y, z: odd_sum(x * y, z, rounding)
+    return _rounded(nearest, exact_fma, wide_fma, (a, b, c), rounding, ftz, sat)
 
 
 def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """`a / b`, correctly rounded."""
+    """Computes `a / b`, correctly rounded."""
     # A quotient of two 24-bit numbers is a float32 or a tie, or differs from both by more than a float64's last bit.
     return _rounded(np.divide, exact_divide, np.divide, (a, b), rounding, ftz, sat)
 
 
 def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
-    """`1 / a`, correctly rounded."""
+    """Computes `1 / a`, correctly rounded."""
     return div(a.dtype.type(1), a, rounding, ftz)
 
 
 def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
-    """The square root of `a`, correctly rounded; NaN if `a` is negative."""
+    """Computes the square root of `a`, correctly rounded.  Returns NaN if `a` is negative."""
     return _rounded(np.sqrt, exact_square_root, np.sqrt, (a,), rounding, ftz, False)
 
 
@@ -162,7 +162,7 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Calls `nearest` for rn.  For other modes calls `exact` for float64, and `wide`, in float64, for float32."""
+    """Calls `nearest` for rn.  Other modes call `exact` for float64; float32 rounds the float64 result of `wide`."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -179,11 +179,10 @@ def _rounded(
 
 
 def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
-    """`fma.rn.f32`: `a * b + c`, correctly rounded.
+    """Computes `fma.rn.f32`: `a * b + c`, correctly rounded.
 
-    The product is exact in float64.  The sum is first rounded to float64.  This changes the result only if the rounded
-    sum is a tie of float32; such sums are computed again, rounded to odd.
-    """
+    The product is exact in float64.  The sum is first rounded to float64.  This can be wrong only if the rounded sum
+    lies exactly halfway between two float32 numbers.  Such sums are computed again with rounding to odd."""
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     total = product + addend
     bits = total.view(np.uint64)
@@ -196,15 +195,14 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
 
 
 def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
-    """`fma.rn.f64`: `a * b + c`, correctly rounded.
+    """Computes `fma.rn.f64`: `a * b + c`, correctly rounded.
 
     Lanes that cannot overflow or underflow use error-free transformations and one rounding to odd (Boldo and Melquiond
-    2008).  The other lanes use rational arithmetic.
-    """
-    product, below = _product_and_error(a, b)
-    high, low = _sum_and_error(c, below)
-    total, rest = _sum_and_error(product, high)
-    result = total + odd_sum(low, rest)
+    2008).  All other lanes use rational arithmetic."""
+    product, product_error = _product_and_error(a, b)
+    high, low = _sum_and_error(c, product_error)
+    total, total_error = _sum_and_error(product, high)
+    result = total + odd_sum(low, total_error)
     size = np.abs(product)
     safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
     safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
@@ -215,38 +213,38 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
-    """The rounded product and its rounding error (Dekker 1971)."""
+    """Returns the rounded product `a * b` and its rounding error (Dekker 1971)."""
     product = a * b
-    a_high, b_high = _SPLIT * a, _SPLIT * b
+    a_high, b_high = _SPLIT_FACTOR * a, _SPLIT_FACTOR * b
     a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
     a_low, b_low = a - a_high, b - b_high
     return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
 
 
 def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
-    """The rounded sum and its rounding error (Knuth's TwoSum)."""
+    """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
     total = a + b
-    other = total - a
-    return total, (a - (total - other)) + (b - other)
+    b_part = total - a
+    return total, (a - (total - b_part)) + (b - b_part)
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Computes the lanes of `result` where `where` is true again, by `function` of floats, rounded to nearest."""
+    """Computes again the lanes of `result` where `where` is true, by calls of `function` that round to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
-    again = result.copy()
-    again[where] = exact_lanes(function, "rn", *rows)
-    return again
+    new_result = result.copy()
+    new_result[where] = exact_lanes(function, "rn", *rows)
+    return new_result
 
 
 def fmin(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """`min`: if one operand is NaN, the other operand is the result; -0 is less than +0.
+    """Runs `min`.  If one operand is NaN, the result is the other operand.  -0 is less than +0.
 
-    With `nan` the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes.  `xorsign_abs`
-    also compares magnitudes; the sign of its result is the exclusive or of the operands' signs.
+    With `nan`, the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes.
+    `xorsign_abs` also compares magnitudes; the sign of its result is the exclusive or of the operands' signs.
     """
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
@@ -254,7 +252,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """Runs `max`.  The rules and the modifiers are those of `fmin`."""
+    """Runs `max`.  It has the rules and the modifiers of `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 
@@ -277,32 +275,32 @@ def _extreme(
     result = canonical(strict(a, b)) if nan else number(a, b)
     if not full(result):
         # NumPy may return either of two zeros; the bits of equal operands decide.
-        same = zeros(unsigned(a), unsigned(b)).view(result.dtype)
-        result = pick((result == 0) & (a == b), same, result)
+        signed_zeros = zeros(unsigned(a), unsigned(b)).view(result.dtype)
+        result = pick((result == 0) & (a == b), signed_zeros, result)
     if sign is None:
         return result
     return pick(result != result, result, with_sign(result, sign))
 
 
 def fabs(a: Value, ftz: bool = False) -> Value:
-    """Runs `abs`: the magnitude of `a`."""
+    """Runs `abs`: returns the magnitude of `a`."""
     return np.abs(flush(a) if ftz else a)
 
 
 def fneg(a: Value, ftz: bool = False) -> Value:
-    """Runs `neg`: `a` with the opposite sign."""
+    """Runs `neg`: returns `a` with the opposite sign."""
     return -(flush(a) if ftz else a)
 
 
 def copysign(a: Value, b: Value) -> Value:
-    """Runs `copysign`: `b` with the sign of `a`, in PTX's order of operands."""
+    """Runs `copysign`: returns `b` with the sign of `a`.  The operands have PTX's order."""
     return with_sign(b, unsigned(a))
 
 
 def testp(a: Value, property: str) -> Value:
-    """Runs `testp`: bool_ whether `a` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+    """Runs `testp`: returns whether `a` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
 
-    Zeros count as normal.  Raises `ValueError` on any other property.
+    `property` is one of these names.  Zeros count as normal.  Raises `ValueError` on any other property.
     """
     if property not in _PROPERTIES:
         raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")

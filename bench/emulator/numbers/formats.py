@@ -1,11 +1,11 @@
-"""The small float formats of PTX (f16, bf16, e4m3, e5m2, tf32), and `cvt` and `cvt.pack` between all types.
+"""Encodes PTX's small float formats (f16, bf16, e4m3, e5m2, tf32), and runs `cvt` and `cvt.pack` between all types.
 
-PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  A code, the bits of a number, is a
-uint16 (f16, bf16) or a uint8 (e4m3, e5m2).  tf32 has float32's exponent and 10 bits of mantissa; a tf32 is kept as a
-float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.  A NaN is encoded as the
-format's canonical NaN: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
+The source is PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  A code is the bits
+of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has float32's exponent and 10 bits of mantissa;
+a tf32 is stored as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.
+The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
-`cvt` names types as PTX does.  An integer has the NumPy type of its sign and width; f32 and f64 are floats; f16 and
+`cvt` uses PTX's names of types.  An integer has the NumPy type of its sign and width.  f32 and f64 are floats; f16 and
 bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a value is wider than its
 PTX type, `cvt` converts the low bits of the value.
 """
@@ -39,7 +39,7 @@ from rooflab.bench.emulator.numbers.bits import (
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-_HALF, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+_HALF_BITS, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
 INTEGERS = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
@@ -47,7 +47,7 @@ INTEGERS = {
 FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 SMALL = ("f16", "bf16", "tf32")
 """The float types that are kept as raw bits."""
-_WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_INTEGER_MODES = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
 _LOW_WORD = 0xFFFFFFFF
 _BELOW_TIE, _UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
@@ -55,7 +55,7 @@ _BELOW_TIE, _UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 @dataclass(frozen=True)
 class Format:
-    """A float format with fewer bits than float32."""
+    """Describes a float format with fewer bits than float32."""
 
     name: str
     bits: int
@@ -84,14 +84,14 @@ FORMATS = {
 
 
 def get_format(name: str) -> Format:
-    """The format with this name.  Raises `ValueError` on an unknown name."""
+    """Returns the float format called `name`.  Raises `ValueError` on an unknown name."""
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
 
 
 def _table(form: Format) -> np.ndarray:
-    """The value of every code as float32: shape (256,)."""
+    """Returns the float32 value of every 8-bit code: shape `[256]`."""
     codes = np.arange(256, dtype=np.int64)
     size = codes & 0x7F
     exponent, mantissa = size >> form.mantissa, size & ((1 << form.mantissa) - 1)
@@ -108,12 +108,11 @@ _TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
 
 
 def decode(codes: Value, name: str) -> Value:
-    """The exact float32 values of `codes`.  Codes of tf32 may be float32 numbers or their bits.
+    """Returns the exact float32 values of `codes`, the bits of numbers in the format `name`.
 
-    Raises `ValueError` on an unknown format.
-    """
+    Codes of tf32 may be float32 numbers or their bits.  Raises `ValueError` on an unknown format."""
     if name == "bf16":
-        return (codes.astype(np.uint32) << _HALF).view(np.float32)
+        return (codes.astype(np.uint32) << _HALF_BITS).view(np.float32)
     if name == "f16":
         return codes.view(np.float16).astype(np.float32)
     if name == "tf32":
@@ -123,12 +122,11 @@ def decode(codes: Value, name: str) -> Value:
 
 
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
-    """The codes of float32 or float64 values, rounded once.
+    """Returns the codes (bits) of float32 or float64 values in the format `name`, rounded once.
 
-    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number.
-    Without `saturate` such values become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is
-    a float32.  Raises `ValueError` on a format or mode that PTX lacks.
-    """
+    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become this number.
+    Without `saturate`, such values become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is
+    a float32.  Raises `ValueError` on a format or rounding mode that PTX lacks."""
     form = get_format(name)
     if rounding not in form.roundings:
         raise ValueError(f"rounding: expected one of {', '.join(form.roundings)} for {name}, got {rounding!r}")
@@ -154,20 +152,20 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Rounds the bits of a float32 so that the caller can drop the last `count` bits."""
-    half = 1 << (count - 1)
+    """Rounds the bits of a float32.  The caller can then drop the last `count` bits."""
+    half_unit = 1 << (count - 1)
     if rounding == "rn":
-        return bits + np.uint32(half - 1) + ((bits >> count) & _ONE)
+        return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
     if rounding == "rz":
         return bits
     if rounding == "rna":
-        return bits + np.uint32(half)
+        return bits + np.uint32(half_unit)
     negative = bits > _MAGNITUDE
-    return bits + (negative if rounding == "rm" else ~negative) * np.uint32(2 * half - 1)
+    return bits + (negative if rounding == "rm" else ~negative) * np.uint32(2 * half_unit - 1)
 
 
 def _encode_bf16(x: Value, rounding: str) -> Value:
-    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALF).astype(np.uint16)
+    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALF_BITS).astype(np.uint16)
     return _with_nan(codes, x, FORMATS["bf16"])
 
 
@@ -178,20 +176,20 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """Encodes to codes of 8 bits by a table, whose index is the upper half of a float32.
+    """Encodes float32 values to 8-bit codes by a table.  The index of the table is the upper half of the float32.
 
     If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
-    bits of significand, at least two more than an 8-bit format has, so the second rounding gives the correct result.
+    bits of significand, at least two more than an 8-bit format has.  So the second rounding gives the correct result.
     """
     bits = x.view(np.uint32)
-    return _byte_table(name, saturate)[(bits >> _HALF) | ((bits & _LOWER) != 0)]
+    return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER) != 0)]
 
 
 @cache
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
-    """The codes of all float32 whose lower half is zero; the upper half is the index: uint8 of shape (65536,)."""
+    """Returns the 8-bit codes of all float32 with a zero lower half.  The index is the upper half: uint8 `[65536]`."""
     form = FORMATS[name]
-    bits = np.arange(1 << 16, dtype=np.uint32) << _HALF
+    bits = np.arange(1 << 16, dtype=np.uint32) << _HALF_BITS
     x = np.abs(bits.view(np.float32))
     if saturate:
         x = np.minimum(x, form.largest)
@@ -217,13 +215,12 @@ def cvt(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Value:
-    """Converts `x`, of type `source`, to a value of type `to`.
+    """Converts `x` from the type `source` to the type `to`.
 
-    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number.  Without
-    `rounding` a float is rounded to nearest, and an integer toward zero.  A float saturates to the range of the integer
-    type.  NaN becomes 0; if `source` is f64 or the integer has 64 bits, NaN becomes the integer with only the highest
-    bit set.  Raises `ValueError` on a type or mode that PTX lacks.
-    """
+    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
+    Without `rounding`, float results are rounded to nearest, and integer results toward zero.  A float saturates to the
+    range of the integer type.  NaN becomes 0.  If `source` is f64 or the integer has 64 bits, NaN becomes the integer
+    with only the highest bit set.  Raises `ValueError` on a type or mode that PTX lacks."""
     if source in INTEGERS:
         value = _integer(x, INTEGERS[source])
         if to in INTEGERS:
@@ -238,10 +235,9 @@ def cvt(
 def cvt_pair(
     high: Value, low: Value, to: str, rounding: str = "rn", relu: bool = False, satfinite: bool = False
 ) -> Value:
-    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: converts two float32 to a packed pair.
+    """Runs `cvt` from f32 to f16x2, bf16x2, e4m3x2 or e5m2x2: converts two float32 to a packed pair.
 
-    PTX's first source is the high half.  The type `to` may end with x2 or not.  fp8 always saturates.
-    """
+    PTX's first source is the high half.  The type `to` may end with x2 or not.  fp8 always saturates."""
     kind = to.removesuffix("x2")
     saturated = satfinite or kind in ("e4m3", "e5m2")
     return pack_pair(encode(high, kind, rounding, saturated, relu), encode(low, kind, rounding, saturated, relu))
@@ -254,41 +250,40 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     if some(strange):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
     # This rounds both halves in place, in half the time of encoding and packing.
-    upper = upper + ((upper >> _HALF & _ONE) + _BELOW_TIE)
-    lower = lower + ((lower >> _HALF & _ONE) + _BELOW_TIE)
-    return (upper & _UPPER) | (lower >> _HALF)
+    upper = upper + ((upper >> _HALF_BITS & _ONE) + _BELOW_TIE)
+    lower = lower + ((lower >> _HALF_BITS & _ONE) + _BELOW_TIE)
+    return (upper & _UPPER) | (lower >> _HALF_BITS)
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
-    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: converts a pair of f16 (uint32) to a pair of fp8 (uint16)."""
+    """Runs `cvt.rn.satfinite.e4m3x2.f16x2` or e5m2x2: converts a pair of f16 (uint32) to a pair of fp8 (uint16)."""
     codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)
     return whole(codes, np.uint16)
 
 
 def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
-    """`cvt.rn.f16x2.e4m3x2` and `...e5m2x2`: converts a pair of fp8 (uint16) to a pair of f16 (uint32); exact."""
+    """Runs `cvt.rn.f16x2.e4m3x2` or `...e5m2x2`: converts a pair of fp8 (uint16) exactly to a pair of f16 (uint32)."""
     values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
     return whole(encode(values, "f16", "rn", False, relu), np.uint32)
 
 
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
-    """`cvt.pack.sat`: saturates two s32 to a narrow integer and packs them in the low bits of a uint32, `a` above `b`.
+    """Runs `cvt.pack.sat`: saturates two s32 to a narrow integer type, and packs them in the low bits of a uint32.
 
-    The other bits are the low bits of `c`.  `to` is u16 or s16, or with `c` any of u8, s8, u4, s4, u2, s2; any other
-    `to` raises `ValueError`.
-    """
+    `a` lies above `b`.  All other bits are the low bits of `c`.  `to` is u16 or s16.  With `c`, `to` is u8, s8, u4, s4,
+    u2 or s2.  Any other `to` raises `ValueError`."""
     if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
         raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
     bits = int(to[1:])
-    least, most = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    min_value, max_value = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     mask = np.uint32((1 << bits) - 1)
-    high, low = (np.minimum(np.maximum(x.view(np.int32), least), most).view(np.uint32) & mask for x in (a, b))
-    pair = (high << bits) | low
-    return pair if c is None else pair | (c.view(np.uint32) << (2 * bits))
+    high, low = (np.minimum(np.maximum(x.view(np.int32), min_value), max_value).view(np.uint32) & mask for x in (a, b))
+    packed_pair = (high << bits) | low
+    return packed_pair if c is None else packed_pair | (c.view(np.uint32) << (2 * bits))
 
 
 def _integer(x: Value, dtype: np.dtype) -> Value:
-    """The low bits of an integer, as `dtype`, which is not wider than the integer."""
+    """Returns the low bits of an integer as `dtype`.  `dtype` is not wider than the integer."""
     if x.dtype == dtype:
         return x
     if x.itemsize != dtype.itemsize:
@@ -314,55 +309,55 @@ def _decoded(x: Value, source: str, ftz: bool) -> Value:
 
 
 def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
-    if rounding not in _WHOLE:
-        raise ValueError(f"rounding: expected one of {', '.join(_WHOLE)} for an integer, got {rounding!r}")
-    info, wide = np.iinfo(dtype), dtype.itemsize == 8
-    value = _WHOLE[rounding](x).astype(_F64)
+    if rounding not in _INTEGER_MODES:
+        raise ValueError(f"rounding: expected one of {', '.join(_INTEGER_MODES)} for an integer, got {rounding!r}")
+    info, is_64_bit = np.iinfo(dtype), dtype.itemsize == 8
+    value = _INTEGER_MODES[rounding](x).astype(_F64)
     # A conversion to 64 bits is defined only up to the largest float64 below 2**63 or 2**64.
-    most = np.nextafter(_F64.type(info.max), 0) if wide else _F64.type(info.max)
-    made = np.fmin(np.fmax(value, _F64.type(info.min)), most).astype(dtype)
-    if wide:
-        made = pick(value > most, dtype.type(info.max), made)
+    max_value = np.nextafter(_F64.type(info.max), 0) if is_64_bit else _F64.type(info.max)
+    result = np.fmin(np.fmax(value, _F64.type(info.min)), max_value).astype(dtype)
+    if is_64_bit:
+        result = pick(value > max_value, dtype.type(info.max), result)
     strange = x != x
     if some(strange):
         highest = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
-        made = pick(strange, highest if wide or source == "f64" else dtype.type(0), made)
-    return made
+        result = pick(strange, highest if is_64_bit or source == "f64" else dtype.type(0), result)
+    return result
 
 
 def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
     if rounding == "rn" and to in FLOATS:
-        made = x.astype(FLOATS[to])
+        result = x.astype(FLOATS[to])
     elif to == "f64" and x.itemsize < 8:
-        made = x.astype(_F64)
+        result = x.astype(_F64)
     elif to == "f64":
         high, low = _words(x)
-        made = floats.exact_lanes(floats.exact_fma, rounding, high, np.float64(1), low)
+        result = floats.exact_lanes(floats.exact_fma, rounding, high, np.float64(1), low)
     else:
         value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
         if to == "f32":
-            made = narrow(value, FLOATS["f32"], rounding)
+            result = narrow(value, FLOATS["f32"], rounding)
         else:
             return _to_float(value, to, "f64", rounding, False, sat, False, False)
-    return saturate(made) if sat else made
+    return saturate(result) if sat else result
 
 
 def _words(x: Value) -> tuple[Value, Value]:
-    """Splits a 64-bit integer into two exact float64 values; the sum of the two is the integer."""
+    """Splits a 64-bit integer into two exact float64 values.  Their sum is the integer."""
     return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD)).astype(_F64)
 
 
 def _to_float(
     x: Value, to: str, source: str, rounding: str, ftz: bool, sat: bool, relu: bool, satfinite: bool
 ) -> Value:
-    if rounding in _WHOLE:
-        x, rounding = _WHOLE[rounding](x), "rn"
+    if rounding in _INTEGER_MODES:
+        x, rounding = _INTEGER_MODES[rounding](x), "rn"
     rounding = rounding or "rn"
     if to in SMALL:
         if source == "f64" and to != "f16":
             x = narrow_odd(x)
-        made = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
-        return made.view(np.uint32) if to == "tf32" else made
+        result = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
+        return result.view(np.uint32) if to == "tf32" else result
     if to not in FLOATS:
         raise ValueError(f"to: expected a type of cvt, got {to!r}")
     if x.dtype != FLOATS[to]:

@@ -1,10 +1,10 @@
-"""Arithmetic of f16 and bf16, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
+"""Computes f16 and bf16 arithmetic, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
 
-PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: a uint16 is one number, and a
-uint32 is a packed pair (`.f16x2`, `.bf16x2`), whose halves are computed separately.  All operands of a call have one
-size.  `kind` is "f16" or "bf16", for pairs too; any other `kind` raises `ValueError`.  Each result is rounded once, to
-nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] and makes NaN +0;
-`.relu` makes negative values +0.  A NaN result is 0x7fff.
+The source is PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw bits.  A uint16 is
+one number.  A uint32 is a packed pair (`.f16x2`, `.bf16x2`), and its halves are computed separately.  All operands of a
+call have one size.  `kind` is "f16" or "bf16", for pairs too; any other `kind` raises `ValueError`.  Each result is
+rounded once, to nearest.  `.ftz` makes denormal operands and results zeros of the same sign.  `.sat` clamps to [0, 1]
+and makes NaN +0.  `.relu` makes negative values +0.  A NaN result is 0x7fff.
 """
 
 from __future__ import annotations
@@ -60,19 +60,18 @@ def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xo
 
 
 def ex2(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`ex2.approx`: `2**a`, rounded once.
+    """Runs `ex2.approx`: computes `2**a`, rounded once.
 
-    The hardware's bits differ: its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX ISA 8.7, "ex2").
+    The hardware's bits differ.  Its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX ISA 8.7, "ex2").
     """
     return _each(lambda x: np.exp2(x.astype(np.float64)), kind, ftz, False, a)
 
 
 def tanh(a: Value, kind: str) -> Value:
-    """`tanh.approx`: `tanh(a)`, rounded once.
+    """Runs `tanh.approx`: computes `tanh(a)`, rounded once.
 
-    The hardware's bits differ: its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX ISA 8.7,
-    "tanh").
-    """
+    The hardware's bits differ.  Its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX ISA 8.7,
+    "tanh")."""
     return _each(lambda x: np.tanh(x.astype(np.float64)), kind, False, False, a)
 
 
@@ -87,7 +86,7 @@ def negative(a: Value, kind: str, ftz: bool = False) -> Value:
 
 
 def flush(codes: Value, kind: str) -> Value:
-    """The codes (uint16), with each denormal replaced by a zero of the same sign."""
+    """Returns the bits of numbers (uint16), with each denormal replaced by a zero of the same sign."""
     form = get_format(kind)
     normal = (codes & np.uint16(form.overflow)) != 0
     return codes if full(normal) else pick(normal, codes, codes & _SIGN)
@@ -99,13 +98,13 @@ def _each(function: Callable[..., Value], kind: str, ftz: bool, sat: bool, *oper
     if ftz:
         codes = [flush(x, kind) for x in codes]
     result = function(*(decode(x, kind) for x in codes))
-    made = encode(saturate(result) if sat else result, kind)
+    result_codes = encode(saturate(result) if sat else result, kind)
     if ftz:
-        made = flush(made, kind)
-    return whole(made, np.uint32) if packed else made
+        result_codes = flush(result_codes, kind)
+    return whole(result_codes, np.uint32) if packed else result_codes
 
 
 def _raw(function: Callable[[Value], Value], kind: str, ftz: bool, a: Value) -> Value:
     codes = parts(a, np.uint16) if a.itemsize == 4 else a.view(np.uint16)
-    made = function(flush(codes, kind) if ftz else codes)
-    return whole(made, np.uint32) if a.itemsize == 4 else made
+    result = function(flush(codes, kind) if ftz else codes)
+    return whole(result, np.uint32) if a.itemsize == 4 else result

@@ -1,15 +1,17 @@
-"""The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever synchronise with another CTA.
+"""Records the order between the CTAs of a grid as sets of epochs, because few CTAs ever synchronise with another CTA.
 
-An epoch is what a CTA did between two of its releases.  If the CTA's warps are distinguished, an epoch is what one warp
-did between two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set of epochs
-is an integer with one bit per epoch.  An actor's vector clock is the set of epochs that the actor knows.
+An epoch is the work of a CTA between two of its releases.  If the CTA's warps are distinguished, an epoch is the work
+of one warp between two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set
+of epochs is an integer with one bit per epoch.  An actor is a CTA or a warp.  Its vector clock is the set of epochs
+that it knows.
 
-CTAs learn of each other through atomics (and strong loads and stores) on one global address (PTX ISA 8.7, section
-"Memory Consistency Model").  A release pattern is a .release, or a fence before the access; an acquire pattern is an
-.acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
-.cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases its
-actions, and the actions of its CTA's other warps up to their last meeting.  The others learn from it in the same way.
-`attach` gives the clocks that record the meetings; CTAs of a cluster share clocks.  Without clocks a CTA is one actor.
+CTAs synchronise through atomics, strong loads and strong stores on one global address (PTX ISA 8.7, section "Memory
+Consistency Model").  A release pattern is a .release, or a fence before the access.  An acquire pattern is an .acquire,
+or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of .cluster scope
+(`near`) order only CTAs of one cluster, so their releases are stored separately.  A warp releases its own actions, and
+the actions of its CTA's other warps up to their last barrier.  The other warps learn of an acquire in the same way.
+`attach` gives the clocks that record these barriers; CTAs of a cluster share clocks.  Without clocks, a CTA is one
+actor.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ _CLOSED = -1
 
 
 class _Log:
-    """The sets of epochs that the warps of a CTA knew, each with the warp and its clock at that time."""
+    """Stores the sets of epochs that the warps of a CTA knew, each with the warp and the warp's clock."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """Notes that `warp` knows `epochs` from the clock `clock` on; a warp's clock only grows."""
+        """Records that `warp` knows `epochs` from the clock value `clock` on.  A warp's clock only grows."""
         sets = self._sets[warp]
         sets.append(epochs | (sets[-1] if sets else 0))
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """The union of the sets that each warp knew at clocks below the warp's limit."""
-        seen = 0
+        """Returns the union of the sets of epochs that the warps knew at clock values below the limit of each warp."""
+        known_epochs = 0
         for clocks, sets, limit in zip(self._clocks, self._sets, limits, strict=True):
             count = bisect_left(clocks, limit)
             if count:
-                seen |= sets[count - 1]
-        return seen
+                known_epochs |= sets[count - 1]
+        return known_epochs
 
 
 _Logs = dict[int, _Log]
@@ -58,9 +60,9 @@ _Logs = dict[int, _Log]
 
 
 class CtaOrder:
-    """Epochs of `ctas` CTAs of `warps` warps; `warps` is 1 if warps are not distinguished.
+    """Stores the order between `ctas` CTAs of `warps` warps each.  `warps` is 1 if warps are not distinguished.
 
-    An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` on fewer than one CTA or warp.
+    An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` if `ctas` or `warps` is below 1.
     """
 
     def __init__(self, ctas: int, warps: int = 1) -> None:
@@ -96,16 +98,15 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """From now on takes the clocks of the warps of `cta` from `slot` of `clocks`, beginning with warp `first`.
+        """Takes the clocks of the warps of `cta` from `slot` of `clocks` from now on, beginning with warp `first`.
 
-        CTAs of a cluster share a slot, and all of them name the same CTA of the cluster as their `leader`.
-        """
+        CTAs of a cluster share a slot.  They all give the same CTA of the cluster as their `leader`."""
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """The current epochs of `actors` (n,).  An actor begins an epoch if it has none or its clock has advanced."""
+        """Returns the current epochs of `actors` (n,).  An actor begins one if it has none or its clock advanced."""
         if self._clocks:
             # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
@@ -118,10 +119,10 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """Notes a fence: it acquires what was observed; later atomics release earlier actions.  See `synchronise`."""
-        seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
-        if seen:
-            self._note(self._known, actor, seen)
+        """Records a fence: it acquires observed releases.  Later atomics then release the actor's earlier actions."""
+        observed_epochs = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
+        if observed_epochs:
+            self._note(self._known, actor, observed_epochs)
         self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
         self._since[actor] = _CLOSED
 
@@ -134,35 +135,34 @@ class CtaOrder:
         stores: bool = True,
         near: bool = False,
     ) -> None:
-        """Notes an atomic, a strong store, or without `stores` a strong load, on `address`; `near`: of .cluster scope.
+        """Records an atomic or strong store on `address`, or without `stores` a strong load.
 
-        Call this in addition to `GlobalRaces.atomic` or `poll`.
+        `near` means .cluster scope.  Callers also call `GlobalRaces.atomic` or `GlobalRaces.poll`.
         """
-        places: list[tuple[Hashable, _Logs, tuple[_Logs, ...]]] = []
+        channels: list[tuple[Hashable, _Logs, tuple[_Logs, ...]]] = []
         if not near:
-            places.append((address, self._observed, (self._fenced,)))
+            channels.append((address, self._observed, (self._fenced,)))
         if self._leaders:
             near_place = address, self._leaders[actor // self.warps]
-            places.append((near_place, self._observed_near, (self._fenced, self._fenced_near)))
-        for place, observed, _ in places:
-            if seen := self._released.get(place, 0):
-                self._note(self._known if acquire else observed, actor, seen)
+            channels.append((near_place, self._observed_near, (self._fenced, self._fenced_near)))
+        for channel, observed, _ in channels:
+            if released_epochs := self._released.get(channel, 0):
+                self._note(self._known if acquire else observed, actor, released_epochs)
         if not stores:
             return  # no other CTA can observe a load
-        for place, _, fenced in places:
-            done = (self._seen(log, actor) for log in ((self._known,) if release else fenced))
-            self._released[place] = reduce(or_, done, self._released.get(place, 0))
+        for channel, _, fenced in channels:
+            epoch_sets = (self._seen(log, actor) for log in ((self._known,) if release else fenced))
+            self._released[channel] = reduce(or_, epoch_sets, self._released.get(channel, 0))
         if release:
             self._since[actor] = _CLOSED
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """The members of `epochs` that belong to other CTAs and are not ordered before the actor's next access.
+        """Returns those of `epochs` that belong to other CTAs and are not ordered before the actor's next access.
 
-        With `beyond` only epochs of other clusters are returned.
-        """
+        With `beyond`, only epochs of other clusters are returned."""
         cta = actor // self.warps
-        others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
-        return others and others & ~self._seen(self._known, actor)
+        other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
+        return other_epochs and other_epochs & ~self._seen(self._known, actor)
 
     def _begin(self, actor: int) -> None:
         cta, epoch = actor // self.warps, len(self.owners)

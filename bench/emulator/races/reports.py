@@ -1,4 +1,4 @@
-"""The races that a detector found: one `Race` for each pair of instructions, with a count and a sentence."""
+"""Collects the races that a detector found: one `Race` for each pair of instructions, with a count and a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "re
 
 @dataclass(slots=True)
 class Race:
-    """Two accesses to one address: at least one is a write, and nothing orders the accesses."""
+    """Describes two accesses to one address.  At least one access is a write, and nothing orders the accesses."""
 
     space: str
     """The state space of the race: `shared` or `global`."""
@@ -38,15 +38,15 @@ class Race:
 
     @property
     def harmless(self) -> bool:
-        """Whether one value was stored twice: by one instruction, as compilers let several warps do, or by two CTAs."""
+        """Returns whether one value was stored twice, by two CTAs or by one instruction (compilers generate this)."""
         between_ctas = self.space == "global" and self.kind == "write-write"
         return self.same_value and (between_ctas or self.first == self.second)
 
 
 class Findings:
-    """Keeps races: one for each kind and pair of instructions, and at most `limit` of them.
+    """Stores races: one race for each kind and pair of instructions, and at most `limit` races in total.
 
-    Harmless races do not count towards the limit: compilers make many of them, and they must not displace a fault.
+    Harmless races do not count towards the limit: compilers make many of them, and they must not displace a real fault.
     """
 
     def __init__(self, limit: int = 100) -> None:
@@ -57,7 +57,7 @@ class Findings:
         self._by_key: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
-        """Keeps `race`; if an equal race is kept already, only adds the count of `race` to it."""
+        """Stores `race`.  If an equal race is stored already, adds only the count of `race` to it."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
         earlier = self._by_key.get(key)
         if earlier is not None:
@@ -71,21 +71,21 @@ class Findings:
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
-    """Describes `race` in a sentence; `name_of_instruction` turns a number into `line 40 (st.shared)` or similar."""
-    place = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
+    """Describes `race` in a sentence.  `name_of_instruction` turns a number into text such as `line 40 (st.shared)`."""
+    location = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
     second = name_of_instruction(race.second)
     if race.kind == "lanes":
-        return f"lanes of one warp write different values to one address: {second} in {race.second_actor}, {place}"
+        return f"lanes of one warp write different values to one address: {second} in {race.second_actor}, {location}"
     if race.kind == "rounding":
         return (
             f"lanes of one warp write values to one address that differ by rounding, and which one stays is undefined: "
-            f"{second} in {race.second_actor}, {place} (enable_fp_fusion=False lets all lanes round alike)"
+            f"{second} in {race.second_actor}, {location} (enable_fp_fusion=False lets all lanes round alike)"
         )
     if race.kind == "end":
         return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"
     did_first, did_second = VERBS[race.kind]
     return (
-        f"{race.kind} race on {place}: {name_of_instruction(race.first)} {did_first} it in {race.first_actor}, and "
+        f"{race.kind} race on {location}: {name_of_instruction(race.first)} {did_first} it in {race.first_actor}, and "
         f"{second} {did_second} it in {race.second_actor}, with {_missing(race)} between"
         + ("; both leave the same value" if race.same_value else "")
     )

@@ -1,9 +1,10 @@
-"""Stamps of every granule of shared memory, and which stamps are not ordered before an instruction's accesses.
+"""Stores stamps for every granule of shared memory.  Finds the stamps that are not ordered before a new access.
 
-A granule has the stamp of its last write, and the stamp of the last read of each reader.
+A stamp is the actor, clock and instruction of an access.  A granule is a few aligned bytes.  It has the stamp of its
+last write, and the stamp of the last read of each reader.
 
-Each 1 KiB of memory, called a block here, also has the latest stamp of each reader.  A reader's clock only grows.  So
-if a block's latest read is ordered before a write, all reads of the block are, and its granules need no check.
+Each block of 1 KiB of memory also has the latest stamp of each reader.  A reader's clock only grows.  If a block's
+latest read is ordered before a write, all its reads are.  The granules of the block then need no check.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """The granules and memory blocks of n accesses of k granules each."""
+    """Holds the granules and the memory blocks (of 1 KiB) of n accesses with k granules each."""
 
     granules: Ints
     """The granules of each access: (n, k)."""
@@ -49,7 +50,7 @@ class Cells(NamedTuple):
 
 
 class Late(NamedTuple):
-    """The m stamps that are not ordered before the n checked accesses."""
+    """Holds m stamps of earlier accesses that are not ordered before the n accesses under check."""
 
     access: Ints
     """For each stamp, the index of the access with which it has no order: (m,), below n."""
@@ -60,7 +61,7 @@ class Late(NamedTuple):
 
 
 class LastOf:
-    """The stamp of the last access of each of `actors` to each of `granules`."""
+    """Stores the stamp of the last access of each of `actors` actors to each of `granules` granules."""
 
     def __init__(self, actors: int, granules: int, shift: int) -> None:
         self._actors, self._granules = actors, granules
@@ -70,18 +71,18 @@ class LastOf:
         self._flat_blocks = self._blocks.reshape(-1)
 
     def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
-        """Stamps the accesses' granules, with one actor (n,) and one stamp (n,) for each access."""
+        """Stamps the granules of each access.  Each access has one actor (n,) and one stamp (n,)."""
         first = cells.granules + (actors * self._granules)[:, None]
         self._stamps[first] = stamps[:, None]
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stamps the granules of all accesses as touched by `actor`, with one stamp."""
+        """Stamps the granules of all accesses with one stamp of `actor`."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """The stamps that are not below `known` (n or 1, actors).  Returns None, the fast case, if there are none."""
+        """Returns the stamps that are not below `known` (n or 1, actors), or None if there are none (the fast case)."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -94,7 +95,7 @@ class LastOf:
 
 
 class Shadow:
-    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and from the first atomic, atomics."""
+    """Stores stamps of `size` bytes in granules of `2 ** shift` bytes: for reads, for writes and for any atomics."""
 
     def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
         self.shift = shift
@@ -108,7 +109,7 @@ class Shadow:
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
-        """The granules of n accesses of `width` bytes at flat byte `addresses` (n,)."""
+        """Returns the granules of n accesses of `width` bytes at the byte addresses `addresses` (n,)."""
         count = width >> self.shift
         span = self._spans.get(count)
         if span is None:
@@ -117,14 +118,14 @@ class Shadow:
         return Cells((flat >> self.shift)[:, None] + span, flat >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """The table `atomics`, made at the first call: most kernels have no atomics."""
+        """Returns the table `atomics`.  The first call makes the table, because most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
 
 
 class Lanes:
-    """Accesses by lanes through the generic proxy, or with `copies` accesses by their warps' cp.async streams."""
+    """Describes lanes' accesses through the generic proxy.  With `copies`, they are cp.async of the lanes' warps."""
 
     def __init__(
         self,
@@ -146,35 +147,35 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Last writes that are not ordered before the lanes; for an mbarrier, a fence of its init is enough."""
-        known = self._clocks.known[GENERIC].reshape(-1)
+        """Returns the last writes not ordered before the lanes.  An mbarrier needs only a fence of its init."""
+        known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
-        late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
-        if of_mbarrier and late.any():
-            known = self._clocks.known[INIT].reshape(-1)
-            late &= stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
-        return _late(late, self.cells, stamps) if late.any() else None
+        is_late = stamps >= known_stamps.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        if of_mbarrier and is_late.any():
+            known_stamps = self._clocks.known[INIT].reshape(-1)
+            is_late &= stamps >= known_stamps.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        return _late(is_late, self.cells, stamps) if is_late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
-        """The stamps in `table` that are not ordered before the lanes.  Returns None if there is no table."""
+        """Returns the stamps in `table` that are not ordered before the lanes.  Returns None if `table` is None."""
         if table is None:
             return None
-        known = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
-        return table.late(self.cells, known.take(self._rows, axis=0))
+        known_stamps = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
+        return table.late(self.cells, known_stamps.take(self._rows, axis=0))
 
     def actors_of(self, late: Late) -> Ints:
-        """The actor of the access that met each stamp of `late`: (m,)."""
+        """Returns, for each stamp of `late`, the actor of the access that is not ordered after it: (m,)."""
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Whether only a proxy fence is missing, (m,).  Always false: the generic proxy needs no such fence."""
+        """Returns false for each stamp of `late` (m,), because the generic proxy needs no proxy fence."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Pairs of accesses in one instruction to one granule: an access, and the last access.  None without pairs.
+        """Returns pairs of accesses to one granule in one instruction: an access and the last access, or None.
 
-        Widths are equal and addresses aligned, so accesses overlap completely or not at all: the first granules decide.
-        """
+        All widths are equal and all addresses are aligned.  So accesses overlap completely or not at all, and the first
+        granules decide."""
         first = self.cells.granules[:, 0]
         lanes = _LANES[: first.size] if first.size <= _LANES.size else np.arange(first.size, dtype=np.int32)
         self._shadow.winners[first] = lanes
@@ -186,12 +187,12 @@ class Lanes:
         return losers, winners[losers].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
-        """For each access, the last access that its warp makes to the same address: (n,)."""
+        """Returns, for each access, the last access by the same warp to the same address: (n,)."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)
 
 
 class Operation:
-    """Accesses by one asynchronous operation, through the async proxy."""
+    """Describes the accesses of one asynchronous operation through the async proxy."""
 
     def __init__(self, shadow: Shadow, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         self._shadow, self._transfer = shadow, transfer
@@ -199,41 +200,41 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """The last writes that are not ordered before the operation in `plane`."""
+        """Returns the last writes that are not ordered before the operation.  `plane` selects the kind of order."""
         stamps = self._shadow.writes.take(self.cells.granules)
-        late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
-        return _late(late, self.cells, stamps) if late.any() else None
+        is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
+        return _late(is_late, self.cells, stamps) if is_late.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
-        """The stamps in `table` that are not ordered before the operation.  Returns None if there is no table."""
+        """Returns the stamps in `table` that are not ordered before the operation.  Returns None if `table` is None."""
         if table is None:
             return None
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
 
     def actors_of(self, late: Late) -> Ints:
-        """The actor of the operation, once for each stamp of `late`: (m,)."""
+        """Returns the operation's actor once for each stamp of `late`: (m,)."""
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Whether each stamp is ordered in the generic plane, so that only a proxy fence is missing: (m,)."""
-        known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
-        ordered: Bools = late.stamps < known
-        return ordered
+        """Returns whether each stamp is ordered in the generic plane (m,).  Then only a proxy fence is missing."""
+        known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
+        is_ordered: Bools = late.stamps < known_stamps
+        return is_ordered
 
 
 def last_of(keys: Ints) -> Ints:
-    """For each of `keys` (n,), the index of the last equal key: (n,)."""
+    """Returns, for each of `keys` (n,), the index of the last equal key: (n,)."""
     order = keys.argsort(kind="stable")
     last: Ints = order[keys[order].searchsorted(keys, side="right") - 1]
     return last
 
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Whether all registers of an access hold the same bits, (accesses,).  NaNs with the same bits are equal."""
-    same = np.ones(accesses, np.bool_)
-    for value, other in zip(_registers(values), _registers(others), strict=True):
-        same &= (_words(value) == _words(other)).all(axis=1)
-    return same
+    """Returns whether all registers of an access hold equal bits: (accesses,).  NaNs with the same bits are equal."""
+    same_bits = np.ones(accesses, np.bool_)
+    for value, other_value in zip(_registers(values), _registers(others), strict=True):
+        same_bits &= (_words(value) == _words(other_value)).all(axis=1)
+    return same_bits
 
 
 ROUNDING = 2.0**-18
@@ -244,25 +245,25 @@ HALF_ROUNDING = 2.0**-8
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Whether all registers of an access are fp32, bf16 or fp16 numbers that differ by rounding alone: (accesses,)."""
-    near = np.ones(accesses, np.bool_)
-    for value, other in zip(_registers(values), _registers(others), strict=True):
+    """Returns whether an access has fp32, bf16 or fp16 registers that differ by rounding alone: (accesses,)."""
+    is_near = np.ones(accesses, np.bool_)
+    for value, other_value in zip(_registers(values), _registers(others), strict=True):
         alike = np.zeros(accesses, np.bool_)
-        for pair in _as_floats(_columns(value), _columns(other)):
-            alike |= _near(*pair)
-        near &= alike
-    return near
+        for candidate in _as_floats(_columns(value), _columns(other_value)):
+            alike |= _near(*candidate)
+        is_near &= alike
+    return is_near
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Both values as numbers, a vector's registers in columns, and the largest difference that rounding may cause.  16
-    bits may be fp16 or bf16; small values are taken for integers."""
+    """Yields both values as floats, with a vector's registers in columns, and the largest difference by rounding.  16
+    bits may be fp16 or bf16.  16-bit values without a normal fp16 number are taken for integers and skipped."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), ROUNDING
     elif value.itemsize == 2:
         halves = value.view(np.float16), other.view(np.float16), HALF_ROUNDING
-        wide, others = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
-        for first, second, rounding in (halves, (wide, others, 8 * HALF_ROUNDING)):
+        bf16, other_bf16 = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
+        for first, second, rounding in (halves, (bf16, other_bf16, 8 * HALF_ROUNDING)):
             if np.abs(np.where(np.isfinite(first), first, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
                 yield first, second, rounding
 
@@ -272,12 +273,12 @@ def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
         a, b = a.astype(np.float64), b.astype(np.float64)
         # Not each value's own size: a sum that cancels keeps the rounding of its terms.
         scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
-        near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * scale)).all(1)
-    return near
+        is_near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * scale)).all(1)
+    return is_near
 
 
 def chosen(values: Values, lanes: Ints) -> Values:
-    """The registers of the given lanes."""
+    """Returns the registers of the given lanes."""
     return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]
 
 
@@ -286,7 +287,7 @@ def _registers(values: Values) -> Sequence[Value]:
 
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
-    """The bits of a value as unsigned words: (n or 1, words)."""
+    """Returns the bits of a value as unsigned words: (n or 1, words)."""
     column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
     return words

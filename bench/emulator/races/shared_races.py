@@ -1,13 +1,14 @@
-"""Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
+"""Finds races on shared memory by vector clocks, in any order in which the emulator runs the warps.
 
 The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
-reported only if one instruction writes different values to one address.  The last lane's value stays in memory, and
-warps are compared by the values that stay.  Since Triton 3.8 all warps that hold one row store the row's sum, and a
-fused multiply-add rounds this sum differently in each lane.  Order is known per warp, not per thread: a barrier that
-half of a warp reaches counts for the whole warp.
+reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane, and
+warps are compared by these kept values.  The reason: since Triton 3.8 all warps that hold one row store the row's sum.
+A fused multiply-add rounds this sum differently in each lane.  Order is tracked per warp, not per thread: a barrier
+that half of a warp reaches counts for the whole warp.
 
-All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
-1024 bytes, and addresses are multiples of `width`, as PTX requires of every access.  This file does not check this.
+All addresses are byte addresses over all slots (CTAs or clusters): slot `s` owns `[s * size, (s + 1) * size)`.  `width`
+is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.  This file
+does not check this.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
+    """Stores clocks and shadow memory of `slots` CTAs (or a cluster, `ctas`): `warps` warps and `size` bytes each.
 
-    `granule_bytes` (a power of two up to 16) is the kernel's narrowest access.  `async_slots` is the number of TMA
-    loads of a CTA that are distinguished.  At most `limit` different races are kept.  Raises `ValueError` on a size
-    that is no multiple of 1024, on another granule, and on too many actors per slot.
+    `granule_bytes`, a power of two up to 16, is the width of the kernel's narrowest access.  `async_slots` is the
+    number of TMA loads of a CTA that are distinguished.  At most `limit` different races are stored.  Raises
+    `ValueError` if `size` is not a multiple of 1024, on another `granule_bytes`, and on too many actors per slot.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class SharedRaces(VectorClocks):
 
     @property
     def found(self) -> list[Race]:
-        """The races that were found so far."""
+        """Returns the races that were found so far."""
         return self.findings.races
 
     def read(
         self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
     ) -> None:
-        """Notes that lanes read: `warps` (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
+        """Records that lanes read.  `warps` is (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -96,11 +97,11 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write; the first arguments are those of `read`.
+        """Records that lanes write.  The arguments up to `instruction` are those of `read`.
 
-        With `values`, what lanes of one instruction write to one address is compared.  `old` returns the earlier
-        values, and is called only at a race.  With `old`, a race is marked if the write does not change the value.
-        """
+        `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
+        function that returns the earlier values; it is called only at a race.  With `old`, unchanged values are marked
+        in the race."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -108,17 +109,16 @@ class SharedRaces(VectorClocks):
             self._collide(access, instruction, values)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
+        """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
 
-        It orders nothing.  For a lock that a kernel builds with atomics, call `signal`, `complete` and `wait`.
-        """
+        It does not order accesses.  If a kernel builds a lock with atomics, call `signal`, `complete` and `wait`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes cp.async of lanes to `addresses`.  The lanes' warp learns of these writes only by `wait_copies`."""
+        """Records cp.async of lanes to `addresses`.  The lanes' warp learns of these writes only by `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -126,10 +126,9 @@ class SharedRaces(VectorClocks):
         self._collide(access, instruction, None)
 
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) through the async proxy.
+        """Records that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) by the async proxy.
 
-        A tile costs least as whole blocks of 1024 bytes.
-        """
+        The cost is lowest if a tile is given as whole blocks of 1024 bytes."""
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -137,11 +136,11 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes that a transfer of kind LOAD writes `addresses` (n,).
+        """Records that a transfer of kind LOAD writes `addresses` (n,).
 
-        An earlier write needs a proxy fence before the transfer.  For an earlier read any ordering is enough (CUTLASS
-        relies on this), and also for an mbarrier: Triton 3.7 makes unused mbarriers, and overwrites them by loads.
-        """
+        An earlier write needs a proxy fence before the transfer.  An earlier read needs only some order before the
+        transfer (CUTLASS relies on this).  An mbarrier also needs only some order: Triton 3.7 makes unused mbarriers,
+        and overwrites them by loads."""
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
@@ -150,70 +149,69 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Its asynchronous operations must be over, because another CTA gets its memory."""
+        """Ends the CTA in `slot`.  Its asynchronous operations must be complete: another CTA gets its memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes mbarrier.init by a lane: a write that must be ordered after all earlier uses of the 8 bytes."""
+        """Records mbarrier.init by a lane: a write of 8 bytes that must be ordered after all their earlier uses."""
         self._inits.add(instruction)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Notes arrive, expect_tx or a wait by `warps` (n,).  All must come after the init, in any order among them."""
+        """Records arrive, expect_tx or a wait by `warps` (n,).  All of these must come after the init, in any order."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(
         self, transfer: AsyncOperation, address: int, instruction: int, needs_fence: bool = True
     ) -> None:
-        """Notes complete_tx by a transfer.
+        """Records complete_tx by a transfer.
 
-        The init must be ordered before the transfer's issue; with `needs_fence` by `fence_mbarrier_init` or
-        `fence_proxy_async`.  Triton 3.7 emits no fence for a cluster of one CTA.
+        The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, `fence_mbarrier_init` or
+        `fence_proxy_async` must give this order.  Triton 3.7 emits no fence for a cluster of one CTA.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes mbarrier.inval by a lane.  It is a write, which must follow all uses and all TMA loads that arrive.
+        """Records mbarrier.inval by a lane.  This write must follow all uses and all TMA loads that arrive.
 
-        The detector knows these loads if the caller gave `signal_async` the flat address as the key.
-        """
+        The detector knows these loads if the caller gave `signal_async` the byte address as the key."""
         self.mbarrier_init(slot, warp, address, instruction)
-        within = address % self.size
+        offset = address % self.size
         for actor in self.unwaited(slot, warp, address):
             first, second = self.name_of(actor), self.name_of(warp)
-            self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, within, slot))
+            self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, offset, slot))
 
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
     ) -> None:
-        for kind, late in (
+        for kind, late_stamps in (
             ("write-write", access.late_writes()),
             ("read-write", access.late(self._shadow.reads, self.readers)),
             ("write-write", access.late(self._shadow.atomics, self.warps)),
         ):
-            if late is not None:
-                same = None
+            if late_stamps is not None:
+                same_value = None
                 if values is not None and old is not None:
-                    same = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
-                self._meet(access, late, kind, instruction, same)
+                    same_value = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
+                self._meet(access, late_stamps, kind, instruction, same_value)
 
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Reports the stamps in `late`; `same` (n,) says for each access whether it leaves the value unchanged."""
+        """Reports races for the stamps in `late`.  `same` (n,) says whether each access leaves the value unchanged."""
         if late is None:
             return
-        actors, ordered = access.actors_of(late), access.but_for_proxy(late)
+        actors, is_ordered = access.actors_of(late), access.but_for_proxy(late)
         equals = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
-        keys = (late.stamps & LOWER) * 4 + ordered * 2 + equals
+        keys = (late.stamps & LOWER) * 4 + is_ordered * 2 + equals
         for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
-            stamp, second = int(late.stamps[index]), self.name_of(int(actors[index]))
+            stamp, second_actor = int(late.stamps[index]), self.name_of(int(actors[index]))
             first = (stamp & LOWER) >> ACTOR_BITS
-            if kind == "write-write" and ordered[index] and first in self._inits:
+            if kind == "write-write" and is_ordered[index] and first in self._inits:
                 continue
             self.findings.add(
                 Race(
@@ -222,50 +220,50 @@ class SharedRaces(VectorClocks):
                     first,
                     instruction,
                     self.name_of(stamp & ACTOR),
-                    second,
+                    second_actor,
                     address,
                     slot,
-                    bool(ordered[index]),
+                    bool(is_ordered[index]),
                     bool(equals[index]),
                     int(count),
                 )
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Reports lanes that wrote one address in one instruction: of two warps, or of one with different values."""
-        pairs = access.collisions()
-        if pairs is None:
+        """Reports writes to one address in one instruction, by two warps, or by one warp with different values."""
+        collisions = access.collisions()
+        if collisions is None:
             return
-        losers, winners = pairs
+        losers, winners = collisions
         last = access.last_of_warp()[losers]
-        across = last == losers
-        winners = np.where(across, winners, last)
-        same = near = np.zeros(losers.size, np.bool_)
+        across_warps = last == losers
+        winners = np.where(across_warps, winners, last)
+        same_value = is_near = np.zeros(losers.size, np.bool_)
         if values is not None:
             lost, won = chosen(values, losers), chosen(values, winners)
-            same, near = equal(lost, won, losers.size), nearly_equal(lost, won, losers.size)
-        for kind, leaves_same, which in (
-            ("write-write", True, across & same),
-            ("write-write", False, across & ~same),
-            ("lanes", False, ~across & ~same & ~near & (values is not None)),
-            ("rounding", False, ~across & ~same & near),
+            same_value, is_near = equal(lost, won, losers.size), nearly_equal(lost, won, losers.size)
+        for kind, leaves_same, mask in (
+            ("write-write", True, across_warps & same_value),
+            ("write-write", False, across_warps & ~same_value),
+            ("lanes", False, ~across_warps & ~same_value & ~is_near & (values is not None)),
+            ("rounding", False, ~across_warps & ~same_value & is_near),
         ):
-            if not which.any():
+            if not mask.any():
                 continue
-            index = int(which.argmax())
+            index = int(mask.argmax())
             slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
-            first, second = (self.name_of(int(access.actors[pair[index]])) for pair in (losers, winners))
+            first_actor, second_actor = (self.name_of(int(access.actors[lanes[index]])) for lanes in (losers, winners))
             self.findings.add(
                 Race(
                     "shared",
                     kind,
                     instruction,
                     instruction,
-                    first,
-                    second,
+                    first_actor,
+                    second_actor,
                     address,
                     slot,
                     same_value=leaves_same,
-                    count=int(which.sum()),
+                    count=int(mask.sum()),
                 )
             )

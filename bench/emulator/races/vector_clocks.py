@@ -1,18 +1,24 @@
-"""Vector clocks: what each warp in flight knows of the other warps and of asynchronous operations.
+"""Tracks by vector clocks what each running warp knows of the other warps and of asynchronous operations.
 
-An access is stamped with its actor and the actor's clock.  It is ordered before every access whose actor knows that
-clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes of order.  GENERIC is plain
-happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write only
-after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into ASYNC.  INIT
-is the order of mbarriers before operations that use them; there fence.mbarrier_init is enough.
+An access is stamped with its actor and the actor's clock.  It is ordered before every access by an actor that knows
+this clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes of order.  GENERIC is
+plain happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write
+only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into ASYNC.
+INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
 
-A clock has the upper 32 bits of an int64, an instruction's number bits 12 to 31, the actor the lower 12 bits.
-Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
+A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
+12 bits.  Knowledge of an actor is stored as the smallest stamp that is not known.  So the test `stamp < known` needs no
+shifting.
 
-A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  A slot with W warps has these actors.  W warps.  W
-wgmma streams and W bulk streams: reads issued by a warp.  They complete in the order of issue, so one clock serves a
-stream.  W cp.async streams: writes, also in order.  A pool for TMA loads: loads complete in any order and take a number
-in turn.  A load that no warp waits for is forgotten when its number is used again and a warp waits for the later load.
+A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
+
+- W warps;
+- W wgmma streams and W bulk streams for reads: they complete in the order of issue, so one clock serves a stream;
+- W cp.async streams for writes, also in order;
+- a pool for TMA loads: loads complete in any order, and each load takes the next number of the pool.
+
+Numbers of the pool are used again.  An earlier load that no warp waited for is forgotten once a warp waits for the
+later load with the same number.
 """
 
 from __future__ import annotations
@@ -24,9 +30,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-ONE = 1 << 32
+CLOCK_STEP = 1 << 32
 """One tick of a clock."""
-LOWER = ONE - 1
+LOWER = CLOCK_STEP - 1
 ACTOR_BITS = 12
 MOST_ACTORS = 1 << ACTOR_BITS
 """The most actors of a slot.  A cluster of 16 CTAs of 32 warps has 3072, with 64 actors per CTA for TMA loads."""
@@ -46,7 +52,7 @@ _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
 
 @dataclass(frozen=True, slots=True)
 class AsyncOperation:
-    """One asynchronous operation, from its issue on."""
+    """Describes one asynchronous operation, from its issue on."""
 
     slot: int
     actor: int
@@ -57,11 +63,10 @@ class AsyncOperation:
 
 
 class VectorClocks:
-    """The clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
+    """Stores the clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
 
-    A slot is a CTA.  With `ctas` there is one slot: the cluster of the CTAs with the numbers `ctas`, and `warps` counts
-    the warps of all these CTAs.  Raises `ValueError` if a slot would have more than 4096 actors.
-    """
+    A slot is a CTA.  With `ctas`, there is one slot: the cluster of the CTAs with the numbers `ctas`.  `warps` then
+    counts the warps of all these CTAs.  Raises `ValueError` if a slot would have more than 4096 actors."""
 
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
         self.slots, self.warps = slots, warps
@@ -77,9 +82,9 @@ class VectorClocks:
         self.copies = warps * (1 + _STREAMS.index(COPY))
         """The first actor of the cp.async streams; they follow in the order of the warps."""
         self._pool = self.copies + warps
-        self.known = np.full((3, slots, warps, self.actors), ONE, np.int64)
+        self.known = np.full((3, slots, warps, self.actors), CLOCK_STEP, np.int64)
         """By plane, slot, warp, and actor: the least stamp of the actor that the warp does not know."""
-        self.current = np.full((slots, self.actors), ONE, np.int64) + np.arange(self.actors)
+        self.current = np.full((slots, self.actors), CLOCK_STEP, np.int64) + np.arange(self.actors)
         """By slot and actor: the stamp, without an instruction, of the actor's current accesses."""
         self.latest = np.zeros((slots, self.actors), np.int64)
         """By slot and actor: the stamp of an asynchronous actor's last access."""
@@ -89,17 +94,17 @@ class VectorClocks:
             self.restart(slot)
 
     def restart(self, slot: int) -> None:
-        """Gives `slot` to another CTA: all earlier actions in `slot` are ordered before it."""
-        self.current[slot] += ONE
+        """Reuses `slot` for another CTA.  All earlier actions in the slot are ordered before this CTA."""
+        self.current[slot] += CLOCK_STEP
         self.known[:, slot] = self.current[slot] & ~LOWER
         warps = np.arange(self.warps)
-        self.known[GENERIC, slot, warps, warps] += ONE
+        self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
 
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
-        """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
+        """Executes `bar.sync` of warps.  In each of `slots`, every warp learns all that any of the warps knows.
 
-        A `key` needs a single slot: the warps also learn what bar.arrive signalled to `key` since its last barrier.
-        """
+        A `key` (a named barrier) needs a single slot.  The warps then also learn what bar.arrive signalled to it since
+        its last barrier."""
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
             self.known[:, s, w] = np.maximum(self.known[:, s, w], arrived.pending[:, None, None])
@@ -109,45 +114,44 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """Runs fence.proxy.async: orders what the warps know and did before their later async-proxy operations."""
+        """Executes `fence.proxy.async`: orders what the warps know and did before their later async-proxy operations."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
-        """Orders the same as `fence_proxy_async`, but only before later asynchronous arrivals at mbarriers."""
+        """Orders like `fence_proxy_async`, but only before later asynchronous arrivals at mbarriers."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
 
     def signal(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes that the warps arrive at `key` (an mbarrier's address, a named barrier): they release all they know."""
+        """Records that the warps arrive at `key` (an mbarrier's address, a named barrier) and release all they know."""
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes a relaxed arrival.  It releases only the mbarrier inits that a `fence_mbarrier_init` has covered."""
+        """Records a relaxed arrival.  It releases only the mbarrier inits that a `fence_mbarrier_init` has covered."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """Ends the phase of `key`: warps that wait for it learn what was signalled up to now, and nothing later."""
+        """Ends the phase of the barrier `key`.  Warps that wait for it learn only what was signalled up to now."""
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes that the warps have waited for the last completed phase of `key`, if there is one: an acquire."""
+        """Records that the warps have waited for the last completed phase of `key`, if it exists: an acquire."""
         completed = self._object(slot, key).completed
         if completed is not None:
             w = _flat(warps)
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`.  It knows only what all of `warps` know.
+        """Begins an operation of `kind` LOAD, WGMMA or BULK.  It knows only what every warp of `warps` knows.
 
-        Raises `ValueError` on another kind.
-        """
+        Raises `ValueError` on any other kind."""
         w = _flat(warps)
-        known: Stamps = self.known[:, slot, w].min(axis=1)
+        known_stamps: Stamps = self.known[:, slot, w].min(axis=1)
         self._advance(slot, w)
         if kind == LOAD:
             actor = self._pool + self._next[slot]
@@ -156,66 +160,66 @@ class VectorClocks:
             actor = self.warps * (1 + _STREAMS.index(kind)) + int(w[0])
         else:
             raise ValueError(f"kind: expected {LOAD!r}, {WGMMA!r} or {BULK!r}, got {kind!r}")
-        self.current[slot, actor] += ONE
+        self.current[slot, actor] += CLOCK_STEP
         stamp = int(self.current[slot, actor])
-        known[:, actor] = _next_tick(stamp)
-        return AsyncOperation(slot, actor, stamp, known)
+        known_stamps[:, actor] = _next_tick(stamp)
+        return AsyncOperation(slot, actor, stamp, known_stamps)
 
     def acquire_async(self, slot: int, warps: Index, transfer: AsyncOperation) -> None:
-        """Notes that the warps have waited (wait_group) for `transfer`, and so for earlier operations of its stream."""
+        """Records that the warps have waited (wait_group) for `transfer` and all earlier operations of its stream."""
         cells = self.known[:, slot, _flat(warps), transfer.actor]
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: AsyncOperation, key: Hashable) -> None:
-        """Notes complete_tx: `transfer` arrives at `key`.  Releases what the transfer did, not what its issuer knew."""
+        """Records complete_tx: `transfer` arrives at `key`.  It releases its actions, not its issuer's knowledge."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
 
     def commit_copies(self, slots: Index, warps: Index) -> None:
-        """Notes cp.async.commit_group of all lanes of the warps."""
+        """Records cp.async.commit_group of all lanes of the warps."""
         s, w = _outer(slots, warps)
-        self.current[s, self.copies + w] += ONE
+        self.current[s, self.copies + w] += CLOCK_STEP
 
     def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
-        """Notes cp.async.wait_group: all committed groups except the last `pending` groups are done.
+        """Records cp.async.wait_group: all committed groups except the last `pending` groups are complete.
 
-        Only the generic plane changes, because cp.async writes through the generic proxy.  For cp.async.wait_all, call
+        Only the GENERIC plane changes, because cp.async writes through the generic proxy.  For cp.async.wait_all, call
         `commit_copies` first.
         """
         s, w = _outer(slots, warps)
-        done = (self.current[s, self.copies + w] & ~LOWER) - pending * ONE
-        self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done)
+        done_stamps = (self.current[s, self.copies + w] & ~LOWER) - pending * CLOCK_STEP
+        self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done_stamps)
 
     def signal_copies(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`, and count as committed."""
+        """Records cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key` and are committed."""
         w = _flat(warps)
         streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, streams, _next_tick(self.current[slot, streams]))
-        self.current[slot, streams] += ONE
+        self.current[slot, streams] += CLOCK_STEP
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """The actors of TMA loads that have arrived at `key`, but that `warp` does not know to be complete."""
+        """Returns the actors of TMA loads that arrived at `key`, without loads that `warp` knows to be complete."""
         signalled = self._object(slot, key).pending[GENERIC, self._pool :]
         return [self._pool + int(i) for i in np.flatnonzero(signalled > self.known[GENERIC, slot, warp, self._pool :])]
 
     def never_awaited(self, slot: int) -> list[int]:
-        """The stamps of the last accesses of asynchronous actors that no warp of `slot` knows to be complete."""
+        """Returns the last stamps of the asynchronous operations that no warp of `slot` knows to be complete."""
         latest = self.latest[slot]
         return [int(stamp) for stamp in latest[latest >= self.known[GENERIC, slot].max(axis=0)]]
 
     def name_of(self, actor: int) -> str:
-        """The name of an actor: `warp 2`, `wgmma of warp 4`, `a TMA load`."""
+        """Returns the name of an actor: `warp 2`, `wgmma of warp 4` or `a TMA load`."""
         kind, warp = divmod(actor, self.warps)
         if kind > len(_STREAMS):
             return "a TMA load"
-        who = f"warp {warp}"
+        warp_name = f"warp {warp}"
         if self._ctas:
             cta, number = divmod(warp, self.warps // len(self._ctas))
-            who = f"warp {number} of CTA {self._ctas[cta]}"
-        return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {who}" if kind else who
+            warp_name = f"warp {number} of CTA {self._ctas[cta]}"
+        return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {warp_name}" if kind else warp_name
 
     def _advance(self, s: Index, w: npt.NDArray[np.integer]) -> None:
-        self.current[s, w] += ONE
-        self.known[GENERIC, s, w, w] += ONE
+        self.current[s, w] += CLOCK_STEP
+        self.known[GENERIC, s, w, w] += CLOCK_STEP
 
     def _object(self, slot: int, key: Hashable) -> _SyncObject:
         objects = self._objects[slot]
@@ -225,7 +229,7 @@ class VectorClocks:
 
 
 class _SyncObject:
-    """The releases to one barrier: `pending` grows; `completed` is the value of `pending` when the last phase ended."""
+    """Stores the releases to one barrier.  `completed` is the value of `pending` at the end of the last phase."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -246,7 +250,7 @@ def _flat(index: Index) -> npt.NDArray[np.integer]:
 
 
 def _outer(slots: Index, warps: Index) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Two index arrays that together select every pair of a slot and a warp."""
+    """Returns two index arrays that together select every pair of a slot and a warp."""
     return np.asarray(slots).reshape(-1, 1), np.asarray(warps).reshape(1, -1)
 
 
@@ -255,12 +259,11 @@ def _next_tick(stamp: _Stamp) -> _Stamp:
 
 
 class MapOrder:
-    """The writes and fences of tensor maps that a kernel makes itself, in the order that `clocks` know.
+    """Records the writes and fences of tensor maps that a kernel itself writes.  `clocks` gives their order.
 
-    TMA reads maps through a proxy of its own.  PTX ISA 8.7, section "membar/fence", on a map that was written in global
-    memory: before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire of the map's
-    address, or must meet another warp that has done so.
-    """
+    TMA reads tensor maps through a separate proxy.  PTX ISA 8.7, section "membar/fence", has a rule for a map that was
+    written in global memory.  Before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire
+    on the map's address.  Alternatively, it must synchronise with another warp that has executed this fence."""
 
     def __init__(self, clocks: VectorClocks) -> None:
         self._clocks = clocks
@@ -268,18 +271,18 @@ class MapOrder:
         self._fences: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def write(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes that `warp` of the CTA in `slot` writes the map at a global address."""
+        """Records that `warp` of the CTA in `slot` writes the tensor map at the global `address`."""
         self._writes[slot, address] = warp, self._now(slot, warp), instruction
         self._fences[slot, address] = []
 
     def fence(self, slot: int, warp: int, address: int) -> None:
-        """Notes fence.proxy.tensormap with .acquire.  It has no effect if the map's write is not ordered before it."""
+        """Records fence.proxy.tensormap with .acquire.  It counts only if the map's write is ordered before it."""
         write = self._writes.get((slot, address))
         if write is not None and self._knows(slot, warp, write[0], write[1]):
             self._fences[slot, address].append((warp, self._now(slot, warp)))
 
     def use(self, slot: int, warp: int, address: int) -> int | None:
-        """The instruction that wrote the map that `warp` gives to TMA, if no fence lies between them; else None."""
+        """Returns the instruction that wrote the map at `address`, if `warp` uses it without a fence; else None."""
         write = self._writes.get((slot, address))
         if write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
             return None

@@ -1,8 +1,8 @@
-"""The control flow of a kernel: its basic blocks, and the registers whose earlier values each basic block needs.
+"""Computes the basic blocks of a kernel, and the registers that are live at the start of each basic block.
 
-A basic block ends at a branch, and before and after an instruction that may have to wait.  Lanes run in pieces; the
-grain says what a piece is: a whole warpgroup, a whole warp, or a part of a warp.  An instruction that needs more lanes
-than a piece has (`shfl` a warp, `wgmma` four warps) begins a basic block, so that pieces can wait for one another.
+A basic block ends at a branch, and before and after an instruction that may have to wait.  Lanes run in groups of one
+size, called the grain: a whole warpgroup, a whole warp, or a part of a warp.  An instruction that needs more lanes than
+a group has (`shfl` a warp, `wgmma` four warps) begins a basic block.  Groups can then wait for one another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
 
 @dataclass(frozen=True)
 class BasicBlock:
-    """The instructions from number `start` to number `end`, which does not belong to the basic block."""
+    """Holds the numbers of a basic block's first instruction, `start`, and of the instruction after its last, `end`."""
 
     start: int
     end: int
@@ -34,12 +34,12 @@ class BasicBlock:
 
 
 def family(instruction: Instruction) -> str:
-    """The family of an instruction: the first part of its opcode."""
+    """Returns the family of an instruction: the first part of its opcode."""
     return instruction.opcode.split(".", 1)[0]
 
 
 def lanes_together(instruction: Instruction) -> int:
-    """The number of lanes that must be in one piece to execute an instruction: 128, 32 or 1."""
+    """Returns the number of lanes that must run together to execute an instruction: 128, 32 or 1."""
     name = family(instruction)
     if name in WARPGROUP:
         return 128
@@ -47,14 +47,14 @@ def lanes_together(instruction: Instruction) -> int:
 
 
 def waits(instruction: Instruction) -> bool:
-    """Whether an instruction may have to wait for other warps.  It is then a basic block of its own."""
+    """Returns whether an instruction may have to wait for other warps.  It is then a basic block of its own."""
     if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
         return False
     return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
 
 
 class Flow:
-    """The basic blocks of a kernel in every grain, with the registers that are live at the start of each."""
+    """Computes a kernel's basic blocks for groups of 128, 32 or 1 lanes, and the live registers at their starts."""
 
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
@@ -79,11 +79,11 @@ class Flow:
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
 
     def targets(self, number: int) -> tuple[int, ...]:
-        """The numbers of the instructions that a branch may jump to.  A guarded branch may also fall through."""
+        """Returns the numbers of instructions that a branch may jump to.  A guarded branch may also fall through."""
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
-        """The numbers of the instructions where basic blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
+        """Returns the numbers of instructions that begin basic blocks for groups of `grain` lanes (128, 32 or 1)."""
         if grain not in self._starts:
             self._starts[grain] = self._find_starts(grain)
         return self._starts[grain]
@@ -101,7 +101,7 @@ class Flow:
         return frozenset(start for start in starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
-        """The basic block that begins at instruction `start`, for pieces of `grain` lanes."""
+        """Returns the basic block that begins at instruction `start`, for groups of `grain` lanes."""
         starts = self.starts(grain)
         number = start
         while number < self.size:
@@ -116,30 +116,30 @@ class Flow:
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """By start of a basic block of the finest grain: the registers whose earlier values are read there or later."""
+        """Returns the live registers at the start of each basic block.  The basic blocks are for groups of 1 lane."""
         order = sorted(self.starts(1))
         blocks = {start: self.block(start, 1) for start in order}
         gen: dict[int, set[int]] = {}
         kill: dict[int, set[int]] = {}
         for start, block in blocks.items():
-            needed, made = set[int](), set[int]()
+            gen_set, kill_set = set[int](), set[int]()
             for instruction in self.kernel.instructions[block.start : block.end]:
-                needed |= {register.index for register in uses(instruction)} - made
+                gen_set |= {register.index for register in uses(instruction)} - kill_set
                 if instruction.predicate is None:
-                    made |= {register.index for register in definitions(instruction)}
+                    kill_set |= {register.index for register in definitions(instruction)}
                 else:
                     # A guarded instruction may leave its result register unchanged, so the old value is needed.
-                    needed |= {register.index for register in definitions(instruction)} - made
-            gen[start], kill[start] = needed, made
+                    gen_set |= {register.index for register in definitions(instruction)} - kill_set
+            gen[start], kill[start] = gen_set, kill_set
         live = {start: frozenset(gen[start]) for start in order}
         changed = True
         while changed:
             changed = False
             for start in reversed(order):
-                after: set[int] = set()
+                live_after: set[int] = set()
                 for following in blocks[start].following:
-                    after |= live.get(following, frozenset())
-                now = frozenset(gen[start] | (after - kill[start]))
-                if now != live[start]:
-                    live[start], changed = now, True
+                    live_after |= live.get(following, frozenset())
+                live_before = frozenset(gen[start] | (live_after - kill[start]))
+                if live_before != live[start]:
+                    live[start], changed = live_before, True
         return live

@@ -1,6 +1,6 @@
-"""The NumPy type of each register: the type that most uses of the register need, so that few uses need another view.
+"""Chooses the NumPy type of each register: the type that most of its uses need, so that few uses need another view.
 
-The declared type of a PTX register says only its width: Triton keeps floats in `.b32` registers.
+The declared type of a PTX register gives only its width: Triton keeps floats in `.b32` registers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COPIES = ("mov", "selp", "shfl", "slct")
 
 
 def dtype_of(kind: str) -> str:
-    """NumPy's code of the PTX type `kind`.  Raises `PtxError` on an unknown type."""
+    """Returns NumPy's code of the PTX type `kind`.  Raises `PtxError` on an unknown type."""
     if kind not in DTYPES:
         raise PtxError(f"PTX: expected a type that is known, got .{kind}")
     return DTYPES[kind]
 
 
 def storage(kernel: PtxKernel) -> list[str]:
-    """NumPy's type code of each register, in the order of the registers."""
+    """Returns NumPy's type code of each register, in the order of the registers."""
     votes = [0] * len(kernel.registers)
     links: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
@@ -77,10 +77,10 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
                 votes[register.index] += 2
         return
     result, source = (kinds[0], kinds[-1]) if parts[0] in ("cvt", "set") else (kinds[-1], kinds[-1])
-    made = {register.index for register in definitions(instruction)}
+    result_indices = {register.index for register in definitions(instruction)}
     for operand in instruction.operands:
         for register in _plain(operand):
-            kind = result if register.index in made else source
+            kind = result if register.index in result_indices else source
             if kind in FLOAT:
                 votes[register.index] += 1
             elif kind[0] in "us":

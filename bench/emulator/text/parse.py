@@ -1,7 +1,7 @@
-"""Parses PTX into kernels: makes scopes and labels unique, puts called functions in place, keeps source lines.
+"""Parses PTX into kernels.  Makes scopes and labels unique, inlines called functions, and keeps source lines.
 
-The grammar is PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips nothing.
-The parser reads a function again for each call of the function.
+The grammar is that of PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips
+nothing.  The parser reads a function again for each call of the function.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TARGETS = ("sm_90", "sm_90a")
 
 
 class Scope:
-    """The names declared within one pair of braces."""
+    """Holds the names that are declared within one pair of braces."""
 
     def __init__(self, number: int):
         self.number = number
@@ -104,8 +104,8 @@ class Body:
             file, line, column, *call = parts.groups()
             name, outer = self._files.get(int(file), f"file {file}"), None
             if call[0]:
-                self._inlined[file, line, column] = caller, at, _ = self._inlined.get((*call,), (*call,))
-                outer = self._files.get(int(caller), f"file {caller}"), int(at)
+                self._inlined[file, line, column] = caller, caller_line, _ = self._inlined.get((*call,), (*call,))
+                outer = self._files.get(int(caller), f"file {caller}"), int(caller_line)
             if called := _CALLED.search(text):
                 outer = (self._full_name(called[1]), int(called[2]))
             # Line 0 marks code without a source line.
@@ -150,7 +150,7 @@ class Body:
         self.tables[key] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """The label's name with all open scopes, the innermost first; `find_label` looks it up later."""
+        """Returns the label's name and all open scopes, the innermost first, as a key for `find_label`."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
@@ -180,7 +180,7 @@ class Body:
         parts = _INSTRUCTION.match(text)
         if parts is None:
             raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
-        negated, guard, opcode, rest = parts.groups()
+        negated, guard, opcode, operand_text = parts.groups()
         predicate = None
         if guard is not None:
             resolved = self._resolve(guard)
@@ -189,7 +189,7 @@ class Body:
             predicate = resolved
         family = opcode.split(".")[0]
         if family == "call":
-            self._call(rest, text, predicate, negated == "!")
+            self._call(operand_text, text, predicate, negated == "!")
             return
         if family == "ret" and self._ends:
             opcode = "bra.uni" if predicate is None else "bra"
@@ -197,12 +197,12 @@ class Body:
             return
         operands: tuple[syntax.Operand, ...]
         if family == "bra":
-            operands = (syntax.Label(self._label_key(rest.strip())),)
+            operands = (syntax.Label(self._label_key(operand_text.strip())),)
         elif family == "brx":
-            index, table = split(rest)
+            index, table = split(operand_text)
             operands = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
         else:
-            operands = tuple(parse_operand(item, self._resolve) for item in split(rest))
+            operands = tuple(parse_operand(item, self._resolve) for item in split(operand_text))
         self._add(opcode, operands, predicate, negated == "!", " ".join(text.split()))
 
     def _add(
@@ -226,11 +226,11 @@ class Body:
             self._add(f"call.{name}", tuple(self._resolve(item) for item in arguments), predicate, negated, text)
             return
         if name not in self._functions:
-            plain = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {plain}")
+            quoted = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {quoted}")
         if name in self._calls or predicate is not None:
-            plain = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
+            quoted = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {quoted}")
         function = self._functions[name]
         variables: dict[str, str] = {}
         parameters = [*split(function.returns), *split(function.parameters)]
@@ -248,19 +248,19 @@ class Body:
         end = f"end of {function.name}@{self._count}"
         self._calls.append(function.name)
         self._ends.append(end)
-        outer, place = self._scopes, self._place
+        outer, old_place = self._scopes, self._place
         scope = self._new_scope()
         scope.variables |= variables
         self._scopes = [scope]
         self.read(function.body)
-        self._scopes, self._place = outer, place
+        self._scopes, self._place = outer, old_place
         self._ends.pop()
         self._calls.pop()
         self.labels[end] = len(self.instructions)
 
 
 def find_label(labels: dict[str, int], name: str) -> str:
-    """The key in `labels` of a branch's target `name`.  Raises `PtxError` if there is no such label."""
+    """Returns the key in `labels` of the branch target `name`.  Raises `PtxError` if there is no such label."""
     if name in labels:
         return name
     target, *scopes = name.split("|")
@@ -272,24 +272,23 @@ def find_label(labels: dict[str, int], name: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> syntax.Module:
-    """Parses a PTX text into a module.  Each kernel is parsed only when a caller asks for the kernel.
+    """Parses a PTX text into a module.  A kernel is parsed only when a caller asks for it.
 
-    Raises `PtxError` on a text that is not PTX, and on a target other than Hopper.
-    """
-    plain = strip_comments(text)
-    version = re.search(r"^\s*\.version\s+([\d.]+)", plain, re.MULTILINE)
-    target = re.search(r"^\s*\.target\s+(\w+)", plain, re.MULTILINE)
+    Raises `PtxError` if the text is not PTX, or if its target is not Hopper."""
+    code = strip_comments(text)
+    version = re.search(r"^\s*\.version\s+([\d.]+)", code, re.MULTILINE)
+    target = re.search(r"^\s*\.target\s+(\w+)", code, re.MULTILINE)
     if version is None or target is None:
         raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
     if target[1] not in TARGETS:
         raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target[1]}")
-    outer, functions = split_module(plain)
+    outer, functions = split_module(code)
     shared: dict[str, syntax.Variable] = {}
-    for piece in outer:
-        for statement in statements(piece):
+    for section in outer:
+        for statement in statements(section):
             if statement.kind == "text" and (declared := declared_variable(statement.text)) is not None:
                 shared[declared.name] = declared
-    files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', plain)}
+    files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', code)}
     callable_ = {function.name: function for function in functions if not function.is_entry}
     module = syntax.Module(version[1])
     for function in functions:
@@ -304,7 +303,7 @@ def _kernel(
     parameters = declared_parameters(function.parameters)
     body = Body(functions, files, outer, parameters)
     body.read(function.body)
-    block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
+    block, max_block = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
     return syntax.PtxKernel(
         name=function.name,
         parameters=parameters,
@@ -314,9 +313,9 @@ def _kernel(
         tables=body.tables,
         variables=body.variables,
         block=block,
-        most_threads=math.prod(most) if most else None,
+        most_threads=math.prod(max_block) if max_block else None,
         cluster=_triple(function.directives, "reqnctapercluster"),
-        max_registers=_single(function.directives, "maxnreg") or _share(function.directives, block or most),
+        max_registers=_single(function.directives, "maxnreg") or _share(function.directives, block or max_block),
     )
 
 
@@ -330,7 +329,7 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """The registers that a thread may have if as many CTAs as `.minnctapersm` says share an SM."""
+    """Returns the maximum number of registers per thread with which `.minnctapersm` CTAs fit on one SM."""
     ctas = _single(directives, "minnctapersm")
     if not ctas or block is None:
         return None

@@ -1,4 +1,4 @@
-"""A kernel that is ready to run: its basic blocks, the functions of the basic blocks, and facts about its accesses."""
+"""Prepares a kernel for execution: its basic blocks, a Python function for each, and facts about its accesses."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ BlockFunction = Callable[[Any, list[Any]], int]
 
 
 def granule(kernel: PtxKernel, space: str) -> int:
-    """The bytes of the narrowest access to a state space: 1 to 16, a power of two.
+    """Returns the bytes of the kernel's narrowest access to a state space: a power of two from 1 to 16.
 
-    Bulk copies, ldmatrix and wgmma access 16 bytes or more; a tensor's edge may cut a box between any two elements.
-    """
+    Bulk copies, ldmatrix and wgmma access 16 bytes or more.  A tensor copy counts as 1 byte of global memory, because a
+    tensor's edge may cut a box between any two elements."""
     return min((_width(instruction, space) for instruction in kernel.instructions), default=_WIDEST)
 
 
 def _width(instruction: Instruction, space: str) -> int:
     parts = instruction.parts
     if parts[0] in ("ld", "ldu", "st", "atom", "red"):
-        named = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
+        spaces = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
         kinds = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
-        if not kinds or (named and space not in named):
+        if not kinds or (spaces and space not in spaces):
             return _WIDEST
         # An atomic on a vector is one atomic for each element.
         vector = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTORS.get(part, 1) for part in parts)])
@@ -61,13 +61,13 @@ def _width(instruction: Instruction, space: str) -> int:
         return 1 if space == "global" else _WIDEST
     if parts[:2] == ["cp", "async"] and parts[2] in ("ca", "cg"):
         size = instruction.operands[2]
-        whole = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _OTHER_PIECES
-        return min(whole, _OTHER_PIECES) if space == "global" and len(instruction.operands) > 3 else whole
+        copy_bytes = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _OTHER_PIECES
+        return min(copy_bytes, _OTHER_PIECES) if space == "global" and len(instruction.operands) > 3 else copy_bytes
     return _MBARRIER if space == "shared" and "mbarrier" in instruction.opcode else _WIDEST
 
 
 class Program:
-    """A kernel from a text in PTX `version`.  `generator` makes the functions of basic blocks."""
+    """Prepares a kernel of a text in PTX `version`.  `generator` makes the functions of the basic blocks."""
 
     def __init__(
         self, version: str, kernel: PtxKernel, generator: Callable[[Flow], Callable[[BasicBlock], BlockFunction]]
@@ -82,14 +82,14 @@ class Program:
         """For each instruction, the number of lanes that execute it as one piece."""
 
     def function(self, place: int, grain: int) -> BlockFunction:
-        """The function of the basic block that begins at instruction `place`."""
+        """Returns the function of the basic block that begins at instruction `place`, for groups of `grain` lanes."""
         key = (place, grain)
         if key not in self._functions:
             self._functions[key] = self._generate(self.block(place, grain))
         return self._functions[key]
 
     def block(self, place: int, grain: int) -> BasicBlock:
-        """The basic block that begins at instruction `place`."""
+        """Returns the basic block that begins at instruction `place`, for groups of `grain` lanes."""
         key = (place, grain)
         if key not in self._blocks:
             self._blocks[key] = self.flow.block(place, grain)
@@ -97,7 +97,7 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """By number, the order (relaxed, acquire, release) of strong loads and stores: two of these do not race."""
+        """Returns, by number, the order of strong loads and stores: relaxed, acquire or release.  They do not race."""
         orders = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
@@ -108,7 +108,7 @@ class Program:
 
     @cached_property
     def orders_ctas(self) -> bool:
-        """Whether an instruction of the kernel can order one CTA's actions before another CTA's actions."""
+        """Returns whether any instruction of the kernel can order one CTA's actions before another CTA's actions."""
         return any(
             parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*parts})
             for parts in (instruction.parts for instruction in self.kernel.instructions)
@@ -117,20 +117,20 @@ class Program:
 
     @cached_property
     def granules(self) -> dict[str, int]:
-        """By state space, shared and global, the bytes of the narrowest access."""
+        """Returns the bytes of the narrowest access, by state space: `shared` and `global`."""
         return {space: granule(self.kernel, space) for space in ("shared", "global")}
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """Each wgmma that lacks a fence, with the earlier access of its registers; None: the kernel's beginning."""
+        """Returns each wgmma without a fence, with the earlier access of its registers (None: the kernel's start)."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Each write of a register that an earlier wgmma may still have to read, with this wgmma."""
+        """Returns each instruction that writes a register early, and the wgmma that may still have to read it."""
         return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:
-        """Whether a CTA (or a cluster) must run alone, because of an instruction in `SEQUENTIAL`."""
+        """Returns whether a CTA (or a cluster) must run alone, because of an instruction in `SEQUENTIAL`."""
         return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)

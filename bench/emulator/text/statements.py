@@ -1,6 +1,6 @@
-"""Cuts a PTX text into functions and statements, and reads their operands and declarations.
+"""Splits a PTX text into functions and statements, and reads their operands and declarations.
 
-A statement of a body is a brace that opens or closes a scope, a label, a directive or an instruction.
+A statement of a function's body is a brace that opens or closes a scope, a label, a directive or an instruction.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)$", re.DOTALL)
 _REFERENCE = re.compile(
     r"(?:0[xX]([0-9a-fA-F]+)\()?(?:generic\(([A-Za-z_$%][\w$]*)\)|([A-Za-z_$%][\w$]*))\s*([+-]\s*\d+)?\)?$"
 )
-_MANY = re.compile(r"([\w$%]+)<(\d+)>$")
+_REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
 class Statement(NamedTuple):
-    """A statement without its semicolon.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
+    """Holds a statement without semicolon.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
 
     kind: str
     text: str
 
 
 class Function(NamedTuple):
-    """A `.entry` or `.func`: the text before its body, and its body without the braces."""
+    """Holds a `.entry` or `.func`: the text before its body, and its body without the braces."""
 
     is_entry: bool
     name: str
@@ -67,77 +67,76 @@ class Function(NamedTuple):
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments.  Line ends stay, because a line end also ends a `.loc`.
+    """Returns the text without comments.  Line ends are kept, because a line end also ends a `.loc`.
 
-    If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
-    """
+    If a comment after a `.loc` names inlined calls, the outermost call is kept, as `.loc 2 43 17 called name line`."""
     text = _ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
     return _COMMENT.sub(lambda match: match[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
 
 
 def statements(body: str) -> Iterator[Statement]:
-    """The statements of a body, in order."""
-    place, end = 0, len(body)
-    while place < end:
-        if match := _SPACE.match(body, place):
-            place = match.end()
+    """Returns the statements of a body, in order."""
+    index, end = 0, len(body)
+    while index < end:
+        if match := _SPACE.match(body, index):
+            index = match.end()
             continue
-        sign = body[place]
+        sign = body[index]
         if sign in "{}":
             yield Statement("open" if sign == "{" else "close", "")
-            place += 1
+            index += 1
         elif sign == ";":
-            place += 1
-        elif match := _LINE.match(body, place):
+            index += 1
+        elif match := _LINE.match(body, index):
             yield Statement("line", match[0])
-            place = match.end()
-        elif match := _LABEL.match(body, place):
+            index = match.end()
+        elif match := _LABEL.match(body, index):
             yield Statement("label", match[1])
-            place = match.end()
-        elif match := _STATEMENT.match(body, place):
+            index = match.end()
+        elif match := _STATEMENT.match(body, index):
             yield Statement("text", match[0][:-1].strip())
-            place = match.end()
+            index = match.end()
         else:
-            raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[place : place + 60]!r}")
+            raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[index : index + 60]!r}")
 
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
-    """The module's own directives and declarations, and the module's functions.  `text` has no comments."""
+    """Returns the module's own directives and declarations, and its functions.  `text` must have no comments."""
     outer: list[str] = []
     functions: list[Function] = []
-    place = 0
-    while head := _ENTRY.search(text, place):
-        start = max(text.rfind(sign, place, head.start()) for sign in ";}\n") + 1
-        outer.append(text[place : max(start, place)])
-        function, place = _function(text, head)
+    index = 0
+    while head := _ENTRY.search(text, index):
+        start = max(text.rfind(sign, index, head.start()) for sign in ";}\n") + 1
+        outer.append(text[index : max(start, index)])
+        function, index = _function(text, head)
         if function is not None:
             functions.append(function)
-    rest = text[place:]
+    tail = text[index:]
     # Sections of debug information follow the code.
-    outer.append(re.split(r"(?m)^\s*\.section\b", rest)[0])
+    outer.append(re.split(r"(?m)^\s*\.section\b", tail)[0])
     return outer, functions
 
 
 def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
-    place = _skip(text, head.end())
+    index = _skip(text, head.end())
     returns = ""
-    if text[place] == "(":
-        close = _closing(text, place, "()")
-        returns, place = text[place + 1 : close], _skip(text, close + 1)
-    name = _NAME.match(text, place)
+    if text[index] == "(":
+        close = _closing(text, index, "()")
+        returns, index = text[index + 1 : close], _skip(text, close + 1)
+    name = _NAME.match(text, index)
     if name is None:
-        raise syntax.PtxError(f"PTX: expected the name of a function, got {text[place : place + 40]!r}")
-    place = _skip(text, name.end())
+        raise syntax.PtxError(f"PTX: expected the name of a function, got {text[index : index + 40]!r}")
+    index = _skip(text, name.end())
     parameters = ""
-    if text[place] == "(":
-        close = _closing(text, place, "()")
-        parameters, place = text[place + 1 : close], close + 1
-    opening, ending = text.find("{", place), text.find(";", place)
+    if text[index] == "(":
+        close = _closing(text, index, "()")
+        parameters, index = text[index + 1 : close], close + 1
+    opening, ending = text.find("{", index), text.find(";", index)
     if opening < 0 or 0 <= ending < opening:
         return None, ending + 1  # a declaration has no body
     close = _closing(text, opening, "{}")
     is_entry = head[0] == ".entry"
-    return (Function(is_entry, name[0], returns, parameters, text[place:opening], text[opening + 1 : close]), close + 1)
+    return (Function(is_entry, name[0], returns, parameters, text[index:opening], text[opening + 1 : close]), close + 1)
 
 
 def _skip(text: str, place: int) -> int:
@@ -155,16 +154,16 @@ def _closing(text: str, place: int, pair: str) -> int:
 
 
 def split(text: str) -> list[str]:
-    """The operands of a list, split at the commas that are outside all brackets."""
+    """Splits a list of operands at the commas that are outside all brackets."""
     items, depth, start = [], 0, 0
-    for place, sign in enumerate(text):
+    for index, sign in enumerate(text):
         if sign in "{[(":
             depth += 1
         elif sign in "}])":
             depth -= 1
         elif sign == "," and not depth:
-            items.append(text[start:place].strip())
-            start = place + 1
+            items.append(text[start:index].strip())
+            start = index + 1
     items.append(text[start:].strip())
     return [item for item in items if item]
 
@@ -229,12 +228,12 @@ def _address(text: str, resolve: Resolve) -> syntax.Address:
 
 
 def special_register(text: str) -> syntax.Special | None:
-    """The special register called `text`.  Returns None if PTX has no special register of this name."""
+    """Returns the special register called `text`.  Returns None if PTX has no special register of this name."""
     return syntax.Special(text[1:]) if SPECIALS.match(text) else None
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
-    """The type and the names in a `.reg` declaration.  A name for many registers (`%r<10>`) comes with their count."""
+    """Returns the type and the names in a `.reg` declaration.  A name such as `%r<10>` has a count of registers."""
     declaration = _REGISTERS.match(text)
     if declaration is None:
         return None
@@ -242,18 +241,18 @@ def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | 
         raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
     names: list[tuple[str, int | None]] = []
     for item in split(declaration[2]):
-        many = _MANY.match(item)
-        names.append((many[1], int(many[2])) if many else (item, None))
+        range_match = _REGISTER_RANGE.match(item)
+        names.append((range_match[1], int(range_match[2])) if range_match else (item, None))
     return declaration[1], names
 
 
 def declared_variable(text: str) -> syntax.Variable | None:
-    """The variable that a statement declares, or None.  Raises `PtxError` on an unknown type."""
+    """Returns the variable that a statement declares, or None.  Raises `PtxError` on an unknown type."""
     declaration = _VARIABLE.match(text)
     if declaration is None:
         return None
-    space, rest = declaration[1], _ATTRIBUTE.sub("", declaration[2])
-    declared, _, initial = rest.partition("=")
+    space, declaration_text = declaration[1], _ATTRIBUTE.sub("", declaration[2])
+    declared, _, initial = declaration_text.partition("=")
     align = re.search(r"\.align\s+(\d+)", declared)
     kind = re.search(r"\.([busf]\d+)\b", declared)
     name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declared.strip())
@@ -274,7 +273,7 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """The bytes of an initialiser from `start` on; each address in it becomes zeros, and is added to `references`."""
+    """Returns the bytes of an initialiser from `start` on.  An address becomes zeros, and is added to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     data = b""
     for value in values:
@@ -303,7 +302,7 @@ def _float(text: str) -> float:
 
 
 def declared_parameters(text: str) -> list[syntax.Parameter]:
-    """The parameters of a kernel, in their order."""
+    """Returns the parameters of a kernel, in their order."""
     parameters = []
     for item in split(text):
         declared = declared_variable(item.replace(".ptr", ""))

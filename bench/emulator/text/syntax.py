@@ -1,4 +1,4 @@
-"""The types of a parsed PTX text: operands, instructions, declarations, kernels (PTX ISA 8.7, sections 4 to 7)."""
+"""Defines the types of a parsed PTX text: operands, instructions, declarations, kernels (PTX ISA 8.7, sections 4-7)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NO_RESULT = frozenset(
 
 
 class PtxError(ValueError):
-    """A PTX text is wrong, or contains something that the emulator does not know."""
+    """Reports that a PTX text is wrong, or contains something that the emulator does not know."""
 
 
 class Place(NamedTuple):
-    """The source line of an instruction: `.loc` and its `inlined_at`."""
+    """Holds the source line of an instruction: `.loc` and its `inlined_at`."""
 
     file: str
     line: int
@@ -37,13 +37,13 @@ class Place(NamedTuple):
 
 
 def quoted(text: str, place: Place | None) -> str:
-    """A statement for an error message: its text on one line, and its source line if the PTX names one."""
+    """Returns a statement for an error message: its text on one line, and its source line if the PTX gives one."""
     return f"{' '.join(text.split())!r}" + (f" at {place}" if place else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A virtual register of a kernel: its index in the register file, its name and its declared type (`b32`)."""
+    """Describes a virtual register: its index in the register file, its name and its declared type (`b32`)."""
 
     index: int
     name: str
@@ -51,7 +51,7 @@ class Register:
 
 
 class Immediate(NamedTuple):
-    """A constant: an integer, or the bits of a float as the text gives them (`0f...` has 32, `0d...` has 64)."""
+    """Holds a constant: an integer, or the bits of a float, which are 32 for `0f...` and 64 for `0d...`."""
 
     value: int
     float_bits: int = 0
@@ -80,13 +80,13 @@ class Address(NamedTuple):
 
 
 class OperandGroup(NamedTuple):
-    """A group of operands: `{a, b}`, or `a|b`."""
+    """Holds a group of operands: `{a, b}` or `a|b`."""
 
     items: tuple[Operand, ...]
 
 
 class Sink(NamedTuple):
-    """The operand `_`, for a result that is not used."""
+    """Stands for the operand `_`, which discards a result."""
 
 
 class Label(NamedTuple):
@@ -105,7 +105,7 @@ Operand = Register | Immediate | Special | Symbol | Address | OperandGroup | Sin
 
 
 def registers_of(operand: Operand) -> Iterator[Register]:
-    """The registers that an operand contains."""
+    """Returns the registers that an operand contains."""
     if isinstance(operand, Register):
         yield operand
     elif isinstance(operand, Negated):
@@ -122,7 +122,7 @@ def registers_of(operand: Operand) -> Iterator[Register]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a kernel."""
+    """Describes one instruction of a kernel."""
 
     number: int
     """The index of the instruction in its kernel."""
@@ -136,11 +136,11 @@ class Instruction:
 
     @property
     def parts(self) -> list[str]:
-        """The parts of the opcode, without the dots."""
+        """Returns the parts of the opcode, without the dots."""
         return self.opcode.split(".")
 
     def describe(self) -> str:
-        """Names the source line and the opcode: `tensor_core.py:120 (ld.global.b32)`."""
+        """Returns the source line and the opcode as text: `tensor_core.py:120 (ld.global.b32)`."""
         return f"{self.place} ({self.opcode})" if self.place else f"instruction {self.number} ({self.text})"
 
 
@@ -158,7 +158,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Variable:
-    """A declared variable: of a module, of a kernel, or for a call's parameter."""
+    """Describes a variable that a module or a kernel declares, or that holds a parameter of a call."""
 
     name: str
     space: str
@@ -182,7 +182,7 @@ class Parameter:
 
 @dataclass
 class PtxKernel:
-    """An entry of a module, with every function that it calls inlined."""
+    """Holds an entry of a module, with every function that it calls inlined."""
 
     name: str
     parameters: list[Parameter]
@@ -211,19 +211,19 @@ class Module:
     """By name of a kernel, a function that parses the kernel."""
 
     def kernel(self, name: str) -> PtxKernel:
-        """The kernel called `name`.  Raises `PtxError` if the module has no such kernel."""
+        """Returns the kernel called `name`.  Raises `PtxError` if the module has no such kernel."""
         if name not in self.entries:
             raise PtxError(f"kernel: expected one of {', '.join(self.entries) or 'none'} in the PTX, got {name!r}")
         return self.entries[name]()
 
 
 def definitions(instruction: Instruction) -> list[Register]:
-    """The registers that an instruction writes."""
+    """Returns the registers that an instruction writes."""
     return [register for operand in _results(instruction) for register in registers_of(operand)]
 
 
 def uses(instruction: Instruction) -> list[Register]:
-    """The registers that an instruction reads, its predicate included.  A wgmma also reads its accumulators."""
+    """Returns the registers that an instruction reads, its predicate included.  A wgmma also reads its accumulators."""
     registers = [] if instruction.predicate is None else [instruction.predicate]
     # Results are told from operands by position, because one register may be both.
     for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:

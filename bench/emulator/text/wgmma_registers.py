@@ -1,10 +1,10 @@
 """Finds the registers of wgmma in a kernel's text: accumulators, and accesses that lack a fence or a wait.
 
-PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  It also needs a fence between any other
-access of a register and a wgmma that uses the register, as an accumulator or as A.  `wgmma.mma_async`: an access of a
-register of a pending wgmma is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same
-registers: only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone, so this
-module checks them in the text, on every path through the kernel.
+PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  A kernel also needs a fence between a wgmma
+and any other access of the wgmma's registers (accumulators or A).  PTX ISA 8.7, `wgmma.mma_async`: an access of a
+register of a pending wgmma is undefined.  A wgmma may read A late, and a loop writes the next step's A into the same
+registers.  Only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone.  So
+this module checks them in the text, on every path through the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Ages = dict[int, tuple[int, int]]
 
 
 def accumulators(kernel: PtxKernel) -> frozenset[int]:
-    """The registers that a wgmma writes, and the registers with copies of them."""
+    """Returns the registers that a wgmma writes, and the registers with copies of their values."""
     registers: set[int] = set()
     copies: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
@@ -38,26 +38,25 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
                 copies.append((target[0], source[0]))
     changed = bool(registers)
     while changed:
-        more = {target for target, source in copies if source in registers} - registers
-        registers |= more
-        changed = bool(more)
+        new_registers = {target for target, source in copies if source in registers} - registers
+        registers |= new_registers
+        changed = bool(new_registers)
     return frozenset(registers)
 
 
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
-    """Each wgmma that lacks a `wgmma.fence` on some path to it, with the earlier access of one of its registers.
+    """Returns each wgmma that lacks a `wgmma.fence` on some path to it, with an earlier access of one of its registers.
 
-    The access is a write, or a read after a wgmma that used the register.  No fence follows the access.  A chain of
-    wgmmas of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence.
-    """
+    The access is a write, or a read after a wgmma that used the register, and no fence follows it.  A chain of wgmmas
+    of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence."""
     kernel = flow.kernel
-    taken = {index for instruction in kernel.instructions for index in _registers(instruction)}
-    if not taken:
+    used_registers = {index for instruction in kernel.instructions for index in _registers(instruction)}
+    if not used_registers:
         return []
     facts = _follow(
         flow,
         {(BEGINNING, 0): -1},
-        lambda instruction, state: _step(instruction, state, taken),
+        lambda instruction, state: _step(instruction, state, used_registers),
         lambda state, earlier: {key: number for key, number in state.items() if key not in earlier},
     )
     return [(wgmma, kernel.instructions[number] if number >= 0 else None) for wgmma, number in facts]
@@ -68,30 +67,29 @@ def _follow(
 ) -> list[tuple[Instruction, int]]:
     """Carries the facts `entry` along every path from a kernel's beginning, until no basic block learns a new fact.
 
-    `step` updates the facts in place for an instruction.  The result pairs the instruction with each number that `step`
-    returns.  `new` gives the facts that a basic block does not know yet.
-    """
+    `step` updates the facts in place for an instruction, and returns numbers.  The result pairs the instruction with
+    each of these numbers.  `new` returns the facts that a basic block does not know yet."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entering[0].update(entry)
-    work, seen, pairs = [0], set[int](), dict[tuple[int, int], None]()
+    work, seen_starts, pairs = [0], set[int](), dict[tuple[int, int], None]()
     while work:
         start = work.pop()
-        seen.add(start)
+        seen_starts.add(start)
         facts = type(entry)(entering[start])
         for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
             pairs |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
         for following in blocks[start].following:
             if following in blocks:
                 learnt = new(facts, entering[following])
-                if learnt or following not in seen:
+                if learnt or following not in seen_starts:
                     entering[following].update(learnt)
                     work.append(following)
-    return [(flow.kernel.instructions[place], number) for place, number in pairs]
+    return [(flow.kernel.instructions[index], number) for index, number in pairs]
 
 
 def _registers(instruction: Instruction) -> list[int]:
-    """The registers of a wgmma's accumulators and of its operand A."""
+    """Returns the registers of a wgmma's accumulators and of its operand A."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
     groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
@@ -99,8 +97,8 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
-    """Updates `state` for an instruction.  For a wgmma returns the earlier accesses without a fence after them."""
-    early: set[int] = set()
+    """Updates `state` for an instruction.  For a wgmma, returns the earlier accesses that no fence follows."""
+    early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
         had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
@@ -109,7 +107,7 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
     elif instruction.opcode.startswith("wgmma.mma_async"):
         registers = _registers(instruction)
         keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
-        early = {state[key] for key in keys if key in state}
+        early_accesses = {state[key] for key in keys if key in state}
         for kind, index in [key for key in state if key[0] == FENCED]:
             state[MULTIPLIED, index] = state.pop((kind, index))
         for index in registers:
@@ -125,11 +123,11 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         for register in definitions(instruction):
             if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
                 state[WRITTEN, register.index] = instruction.number
-    return early
+    return early_accesses
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Each write of a register that an earlier wgmma may still have to read as A, with this earlier wgmma."""
+    """Returns each write of a register that an earlier wgmma may still have to read as A, with this wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
@@ -149,7 +147,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction; returns each wgmma whose A the instruction overwrites too early."""
+    """Updates `ages` for an instruction.  Returns each wgmma if the instruction overwrites its A too early."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()
@@ -161,5 +159,5 @@ def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
         for index in [index for index, (age, _) in ages.items() if age > pending]:
             del ages[index]
         return set()
-    written = {register.index for register in definitions(instruction)} & ages.keys()
-    return {ages.pop(index)[1] for index in written}
+    written_registers = {register.index for register in definitions(instruction)} & ages.keys()
+    return {ages.pop(index)[1] for index in written_registers}

@@ -1,28 +1,30 @@
-"""mma.sync and wgmma: matrix products, and how their matrices lie in registers, for many warps at once.
+"""Computes the matrix products of mma.sync and wgmma for many warps at once, and maps their matrices to registers.
 
-Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follows one rule.  Lane = 4 * group + thread, and a
-register holds `per` elements of a row:
+Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follows one rule.  The lane is `4 * group + thread`,
+and a register holds `per` elements of a row:
 
-- A: register 2 * step + half, element e is row 8 * half + group, column (4 * step + thread) * per + e;
-- B: register step, element e is column `group`, row (4 * step + thread) * per + e;
-- C, D: register 2 * half + e is row 8 * half + group, column 2 * thread + e; a 16-bit type has both in one register.
+- A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
+- B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
+- C, D: register `2 * half + e` is row `8 * half + group`, column `2 * thread + e`; one register holds both `e` if the
+  type has 16 bits.
 
-An m8 shape has no second half.  By this rule a fragment is a matrix with its axes in another order.
+In an m8 shape, `half` is always 0.  By this rule a fragment is a matrix with its axes in another order.
 
-"Register Fragments for wgmma.mma_async.m64nNk...": a warpgroup's four warps hold 16 rows each.  A is laid out as in
-mma.sync.  Of D, lane 4 * g + t of warp w holds row 16 * w + 8 * half + g, column 8 * block + 2 * t + e.  This element
-is in register 4 * block + 2 * half + e, or, if D is packed f16, in half e of register 2 * block + half.
+"Register Fragments for wgmma.mma_async.m64nNk...": each of a warpgroup's four warps holds 16 rows.  A has the layout of
+mma.sync.  For D, lane `4 * g + t` of warp `w` holds row `16 * w + 8 * half + g`, column `8 * block + 2 * t + e`.  This
+element is in register `4 * block + 2 * half + e`.  If D is packed f16, the element is in half `e` of register `2 *
+block + half`.
 
-Products are exact in float32 (24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2).  NumPy's matrix product
-sums them in float32 in its own order, because the ISA leaves the order open; C is added last.
+Products are exact in float32, because 24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2.  NumPy's matrix
+product sums them in float32 in its own order, because the ISA does not define the order.  C is added last.
 
 `truncated_wgmma` models the short sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
-GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and cut.  MMA-Sim (arXiv
+GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
 2511.10909) found this model, which agrees bit for bit with an H100.  The K products of one instruction and the
-accumulator are cut, towards zero, to multiples of 2**-F times the power of two of the largest exponent.  Then they are
-added exactly, and the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the
-sum of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32 MMA-Sim's paper gives F
-= 25 and a result of 23 bits.  This code has not been compared with a GPU.
+accumulator are truncated towards zero.  The unit of this truncation is `2**-F` times the power of two of the largest
+exponent.  Then they are added exactly, and the sum is truncated to F bits of mantissa.  F is 13 for fp8 into f32.  The
+exponent of a product is the sum of its factors' exponents, before the product is normalised.  For the 16-bit types and
+tf32, MMA-Sim's paper gives F = 25 and a result of 23 bits.  This code has not been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -66,16 +68,16 @@ FP8_FRACTION_BITS = 13
 FRACTION_BITS = 25
 """The F of `truncated_wgmma`'s model for f16, bf16 and tf32."""
 _LOWEST = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
-_NONE = -(1 << 14)
+_NO_EXPONENT = -(1 << 14)
 _MANTISSA_BITS = 23
 
 
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
-    """The exact values, in float32, of raw elements (any shape; unsigned of a width in `BYTES`, or float64 for f64).
+    """Returns the exact values of raw elements as float32; f64 stays float64.
 
-    f64 stays float64.  tf32 loses its low 13 bits, as in the tensor core.  8-bit integers become float32 too, because a
-    sum of 32 of their products stays below 2**24.  Raises `KeyError` on a type that is not in `BYTES`.
-    """
+    `bits` has any shape.  Its type is unsigned with a width in `BYTES`, or float64 for f64.  tf32 loses its low 13
+    bits, as in the tensor core.  8-bit integers also become float32, because a sum of 32 of their products stays below
+    2**24.  Raises `KeyError` on a type that is not in `BYTES`."""
     if BYTES[element] == 8:
         return bits
     if element in ("s8", "u8"):
@@ -84,10 +86,9 @@ def numbers(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
-    """Makes one array (registers, lanes) of `dtype` from the bits of registers, each (lanes,) or one value for all.
+    """Stacks registers' bits, each (lanes,) or one value for all lanes, into an array (registers, lanes) of `dtype`.
 
-    Raises `ValueError` if `lanes` is not a multiple of 32, or a register has another length.
-    """
+    Raises `ValueError` if `lanes` is not a multiple of 32, or a register has another length."""
     if lanes <= 0 or lanes % WARP:
         raise ValueError(f"lanes: expected whole warps of 32, got {lanes}")
     if all(register.shape == (lanes,) and register.dtype == registers[0].dtype for register in registers):
@@ -102,15 +103,14 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
 
 
 def lanes_of(*groups: Sequence[Value]) -> int:
-    """The number of lanes of the first register that is an array; 0 where no register is an array."""
+    """Returns the number of lanes of the first register that is an array.  Returns 0 if no register is an array."""
     return next((register.size for group in groups for register in group if register.shape), 0)
 
 
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
-    """The matrix A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
+    """Returns the matrix A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
 
-    K follows from the number of registers: registers * 32 * (4 // bytes) // m.  `m` is 16, or 8 in the m8 shapes.
-    """
+    K is `registers * 32 * (4 // bytes) // m`, with the bytes of an element.  `m` is 16, or 8 in the m8 shapes."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     halves, warps = m // 8, lanes // WARP
     parts = words.reshape(-1, halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
@@ -118,33 +118,33 @@ def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) 
 
 
 def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
-    """The transpose of the B of each warp: (warps, 8, K), float32 (float64 for f64), from registers, each (lanes,)."""
+    """Returns the transposed B of each warp (warps, 8, K), float32 (float64 for f64), from registers, each (lanes,)."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     parts = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
     return _elements(parts.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
-    """The values of the elements packed in `words` (contiguous: the words of a row lie together)."""
+    """Returns the values of the elements that are packed in `words`.  The words of a row must be adjacent."""
     return numbers(np.ascontiguousarray(words).view(RAW[BYTES[element]]), element)
 
 
 def spread(matrices: np.ndarray) -> np.ndarray:
-    """Accumulators (warps, m, 8) as registers (m // 4, lanes), each of one element; the dtype does not change."""
+    """Converts accumulators (warps, m, 8) to registers (m // 4, lanes) of one element each, of the same dtype."""
     warps, m, _ = matrices.shape
     parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
     return parts.reshape(m // 4, warps * WARP)
 
 
 def spread_pairs(matrices: np.ndarray) -> np.ndarray:
-    """Accumulators (warps, m, 8) as registers of two elements (m // 8, lanes, 2), the register's lower half first."""
+    """Converts accumulators (warps, m, 8) to registers of two elements (m // 8, lanes, 2), the lower half first."""
     warps, m, _ = matrices.shape
     parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
     return parts.reshape(m // 8, warps * WARP, 2)
 
 
 def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
-    """Accumulators (warps, m, 8) from registers (m // 4, lanes) of one element each: the inverse of `spread`."""
+    """Converts registers (m // 4, lanes) of one element each to accumulators (warps, m, 8): the inverse of `spread`."""
     warps = registers.shape[1] // WARP
     parts = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
     return parts.reshape(warps, m, 8)
@@ -162,13 +162,12 @@ def mma(
     saturate: bool = False,
     lanes: int = 0,
 ) -> list[np.ndarray]:
-    """The registers of D, each (lanes,), from the registers of A, B, C, each (lanes,) or one value for all lanes.
+    """Computes the registers of D from those of A, B and C.  A register is (lanes,), or one value for all lanes.
 
-    `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
-    (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around; with `saturate`
-    (.satfinite) it stops at its limits.  `lanes` matters only if no register is an array.  Raises `ValueError` on a
-    combination that PTX does not have, or on a wrong number of registers.
-    """
+    `shape` is m16n8k4 to m16n8k32, m8n8k4 (f64) or m8n8k16 (s8, u8); types have PTX's names.  A and B are uint32
+    (float64 for f64).  C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around; `saturate`
+    (.satfinite) clamps it.  `lanes` matters only if no register is an array.  Raises `ValueError` on a combination that
+    PTX does not have, or on a wrong number of registers."""
     m, counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != counts:
         raise ValueError(f"{shape} {a_type}: expected {counts} registers of A, B, C, got {len(a), len(b), len(c)}")
@@ -186,12 +185,12 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Whether PTX has products of these operand types with this result type.  wgmma has the same types, without f64."""
+    """Returns whether PTX multiplies matrices of these types into this result type.  wgmma has these, except f64."""
     return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
 
 
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
-    """`product` (integers in float32) plus `old` (int32) as int32; it wraps around, or with `saturate` is clamped."""
+    """Returns `product` (integers in float32) plus `old` (int32) as int32.  It wraps around; `saturate` clamps it."""
     if not saturate:
         wrapped: np.ndarray = product.astype(np.int32) + old
         return wrapped
@@ -202,7 +201,7 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
 
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
-    """The number of rows of A, and the number of registers of A, B and C."""
+    """Returns the number of rows of A, and the numbers of registers of A, B and C."""
     parts = _SHAPE.fullmatch(shape)
     if not parts or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
@@ -217,7 +216,7 @@ def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple
 
 @cache
 def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -> None:
-    """Raises `ValueError` on an N or types that wgmma does not have, or on a wrong number of registers of D."""
+    """Raises `ValueError` if wgmma does not have this N or these types, or if D has a wrong number of registers."""
     if a_type == "f64" or not combines(a_type, b_type, d_type):
         raise ValueError(f"wgmma: no product of {a_type} and {b_type} into {d_type}")
     step = 16 if d_type == "s32" and n not in (8, 24) else 8
@@ -238,13 +237,12 @@ def wgmma(
     scale_b: int = 1,
     saturate: bool = False,
 ) -> np.ndarray:
-    """`a` times the transpose of `b`, plus `d`; `d` is None if scale-d is false.
+    """Returns `a @ b.T + d`.  `d` is None if scale-d is false.
 
-    `a` is (..., 64, K) and `b` (..., N, K), float32, as `read_operand` and `a_from_registers` give them.  The result is
-    (..., 64, N): float32 for f32; float32 rounded to values of f16 for f16; int32 for s32, which wraps around or, with
-    `saturate`, stops at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32;
-    `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale.
-    """
+    `a` is (..., 64, K) and `b` is (..., N, K), both float32, as `read_operand` and `a_from_registers` return them.  The
+    result is (..., 64, N).  Its dtype is float32 for f32, float32 rounded to f16 values for f16, and int32 for s32.
+    s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and
+    summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
@@ -263,11 +261,10 @@ def wgmma(
 
 
 def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
-    """The matrix A of each warpgroup (warpgroups, 64, K), float32, from its four registers (128 * warpgroups,) uint32.
+    """Returns the matrix A of each warpgroup from its four uint32 registers: (warpgroups, 64, K) float32.
 
-    `lanes` matters only if no register is an array.  Raises `ValueError` if the lanes are not whole warpgroups, or if
-    there are not four registers.
-    """
+    A register is (128 * warpgroups,).  `lanes` matters only if no register is an array.  Raises `ValueError` if the
+    lanes are not whole warpgroups, or if the number of registers is not four."""
     lanes = lanes_of(registers) or lanes
     if len(registers) != 4 or lanes % WARPGROUP:
         raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
@@ -276,40 +273,39 @@ def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups); each row is one register.
+    """Converts accumulators (64, N) or (warpgroups, 64, N) to registers, one per row: (number, 128 * warpgroups).
 
-    f32 and s32: N // 2 registers of the dtype of `d`.  f16: N // 4 registers of uint32, from values that f16 can hold.
-    """
+    f32 and s32 give N // 2 registers of the dtype of `d`.  f16 gives N // 4 uint32 registers of values that f16 can
+    hold."""
     n = d.shape[-1]
     parts = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
     lanes = parts.shape[0] * WARPGROUP
     if d_type != "f16":
         return parts.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
-    pairs = parts.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
-    return pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
+    f16_pairs = parts.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
+    return f16_pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
 
 
 def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Accumulators (warpgroups, 64, N) from registers (number, 128 * warpgroups): the inverse of `matrix_to_registers`.
+    """Converts registers (number, 128 * warpgroups) to accumulators (warpgroups, 64, N).
 
-    Registers of f32 and s32 keep their dtype; f16 (uint32) becomes float32.
-    """
+    This is the inverse of `matrix_to_registers`.  f32 and s32 keep their dtype; f16 (uint32) becomes float32."""
     number, lanes = registers.shape
     if d_type != "f16":
         parts = registers.reshape(number // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
         return parts.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, ROWS, number * 2)
-    pairs = registers.view(np.float16).reshape(number // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
-    return pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, ROWS, number * 4).astype(np.float32)
+    f16_pairs = registers.view(np.float16).reshape(number // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
+    return f16_pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, ROWS, number * 4).astype(np.float32)
 
 
 def truncated_wgmma(
     d: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_type: str, b_type: str, d_type: str = "f32"
 ) -> np.ndarray:
-    """`a` times the transpose of `b`, plus `d` unless it is None, in one instruction of Hopper, by this file's model.
+    """Returns `a @ b.T + d` as one instruction of Hopper computes it, with truncated sums.  `d` may be None.
 
-    `a` is (M, K), `b` (N, K), `d` (M, N), and the result (M, N), all float32; a `d_type` of f16 rounds the result to
-    f16.  If the plain sum is not finite, the result is the plain sum.  Raises `KeyError` on a type without a model.
-    """
+    `a` is (M, K), `b` is (N, K), `d` and the result are (M, N), all float32.  A `d_type` of f16 rounds the result to
+    f16.  If the ordinary float32 sum is not finite, the result is this sum.  Raises `KeyError` on a type without a
+    model."""
     bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
     old = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
     a_exponents, b_exponents = _exponents(a, a_type), _exponents(b, b_type)
@@ -322,18 +318,18 @@ def truncated_wgmma(
         total += np.trunc(a[:, k, None] * b[None, :, k] * grid)
     total /= grid
     rounded = total.astype(np.float16) if d_type == "f16" else _cut(total, min(bits, _MANTISSA_BITS))
-    plain = np.matmul(a, b.T) + old
-    return np.where(np.isfinite(plain), rounded.astype(np.float32), plain)
+    plain_sum = np.matmul(a, b.T) + old
+    return np.where(np.isfinite(plain_sum), rounded.astype(np.float32), plain_sum)
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """The exponents (int32) of values of type `element`, for significands in [1, 2).  Zero has the lowest exponent."""
+    """Returns the exponents (int32) of values of type `element`, for significands in [1, 2).  Zero has the lowest."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST[element])
-    return np.where(values == 0, _NONE, exponents)
+    return np.where(values == 0, _NO_EXPONENT, exponents)
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """`values` (float64) cut towards zero to `bits` mantissa bits after the leading bit, for float32's range."""
+    """Truncates `values` (float64) towards zero to `bits` mantissa bits after the leading bit, for float32's range."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST["f32"])
     grid = np.ldexp(1.0, bits - exponents)
     cut: np.ndarray = np.trunc(values * grid) / grid

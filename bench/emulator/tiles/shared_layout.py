@@ -1,19 +1,20 @@
-"""Matrices in shared memory: swizzled addresses, the rows of ldmatrix and stmatrix, the operands of wgmma.
+"""Computes addresses of matrices in shared memory: swizzles, rows of ldmatrix and stmatrix, operands of wgmma.
 
 A swizzle permutes the 16-byte chunks within 1024, 512 or 256 bytes; it moves no byte out of its chunk.  So code that
 reads whole chunks (ldmatrix, wgmma, TMA) gathers one item for each chunk instead of one item for each element.
 
-ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatrix" and "... store ... stmatrix"): lane 8
-* i + r gives the address of row r of matrix i; a row is 16 bytes.  In register i, lane 4 * g + t holds elements 2 * t
-and 2 * t + 1 of row g (.trans: of column g) of matrix i, the lower half first.
+ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatrix" and "... store ... stmatrix"): lane
+`8 * i + r` gives the address of row `r` of matrix `i`; a row is 16 bytes.  In register `i`, lane `4 * g + t` holds
+elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`) of matrix `i`, the lower half first.
 
 wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (K is 16
-elements of 2 bytes, 8 of 4, 32 of 1).  In K-major these 32 bytes are two 16-byte chunks.  In MN-major, for 2-byte types
-only, a chunk is 8 rows of one k.  With W = span / 16 (1 without a swizzle), chunks lie, before they are swizzled, at
+elements of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these 32 bytes are two 16-byte chunks.  In MN-major order, for
+2-byte types only, a chunk is 8 rows of one `k`.  `W` is `span / 16`, or 1 without a swizzle.  Before the swizzle, a
+chunk is at:
 
-- K-major: (row % 8) * 16 W + (row // 8) * stride + half * (16, or `leading` without a swizzle);
-- MN-major, swizzled: (c % W) * 16 + (c // W) * leading + (k % 8) * 16 W + (k // 8) * stride, for chunk c = row // 8;
-- MN-major, not swizzled: c * stride + (k % 8) * 16 + (k // 8) * leading.
+- K-major: `(row % 8) * 16 * W + (row // 8) * stride + half * step`; `step` is 16, or `leading` without a swizzle;
+- MN-major, swizzled: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`, with `c = row // 8`;
+- MN-major, not swizzled: `c * stride + (k % 8) * 16 + (k // 8) * leading`.
 """
 
 from __future__ import annotations
@@ -45,37 +46,35 @@ _MN_MAJOR_K = 16
 
 
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
-    """The places of the bytes at linear `addresses` (bytes, integer) of shared memory under a swizzle of `span` bytes.
+    """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    PTX ISA 8.7, "Tensor swizzling modes": address bits 4 up to 6, 5 or 4 (span 128, 64, 32) are combined by exclusive
-    or with the bits from 7 up.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9 of the address where the
-    pattern starts.  It is first subtracted from the row.  Raises `ValueError` on any other span.
+    PTX ISA 8.7, "Tensor swizzling modes": the address bits from 4 up to 6, 5 or 4 (for a span of 128, 64, 32) are
+    combined by exclusive or with the bits from 7 up.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9 of
+    the address where the pattern starts.  It is first subtracted from the row.  Raises `ValueError` on any other span.
     """
     if span not in SPANS:
         raise ValueError(f"span: expected one of {SPANS} bytes, got {span}")
     if not span:
         return addresses
     rows = (addresses >> 7) - base_offset
-    moved: np.ndarray = addresses ^ ((rows & (span // CHUNK_BYTES - 1)) << 4)
-    return moved
+    result: np.ndarray = addresses ^ ((rows & (span // CHUNK_BYTES - 1)) << 4)
+    return result
 
 
 def chunks(memory: np.ndarray) -> np.ndarray:
-    """A view of `memory` (bytes, uint8, contiguous) as 16-byte chunks (bytes // 16, `CHUNK`).
+    """Returns a view of `memory` (bytes, uint8, contiguous) as 16-byte chunks: (bytes // 16,) of the dtype `CHUNK`.
 
-    Raises `ValueError` if `memory` does not consist of whole chunks.
-    """
+    Raises `ValueError` if the size of `memory` is not a multiple of 16."""
     if memory.size * memory.itemsize % CHUNK_BYTES:
         raise ValueError(f"memory: expected a multiple of 16 bytes, got {memory.size * memory.itemsize}")
     return memory.view(CHUNK)
 
 
 def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
-    """The start addresses (bytes) of the accessed rows (num * warps * 8,), 16 bytes each, matrix by matrix.
+    """Returns the start addresses (bytes) of the accessed 16-byte rows, matrix by matrix: (num * warps * 8,).
 
-    `addresses` (lanes,) is what each lane gives; only the first 8 * num lanes of a warp count.  Raises `ValueError` if
-    `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16.
-    """
+    `addresses` (lanes,) has one address per lane; only the first `8 * num` lanes of a warp count.  Raises `ValueError`
+    if `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16."""
     if num not in (1, 2, 4):
         raise ValueError(f"num: expected 1, 2 or 4 matrices, got {num}")
     if addresses.ndim != 1 or not addresses.size or addresses.size % WARP:
@@ -87,11 +86,10 @@ def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
 
 
 def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> list[np.ndarray]:
-    """Runs ldmatrix.x`num`, with `.trans` if `trans`: returns registers (lanes,) uint32, one per matrix.
+    """Runs ldmatrix.x`num`, with `.trans` if `trans` is true.  Returns one register (lanes,) uint32 per matrix.
 
-    `memory` (bytes,) uint8 is shared memory.  `addresses` (lanes,) are the lanes' rows, in bytes from its start.
-    Raises the errors of `rows_of`, and `IndexError` on a row outside of memory.
-    """
+    `memory` (bytes,) uint8 is shared memory.  `addresses` (lanes,) are the lanes' row addresses, in bytes from the
+    start of `memory`.  Raises the errors of `rows_of`, and `IndexError` on a row outside of `memory`."""
     rows = chunks(memory)[rows_of(addresses, num) >> 4]
     if not trans:
         return list(rows.view(np.uint32).reshape(num, addresses.size))
@@ -100,10 +98,10 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
 
 
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
-    """The rows that stmatrix stores, with `.trans` if `trans`: (warps * 8 * registers,) of 16 bytes (`CHUNK`).
+    """Returns the 16-byte rows that stmatrix stores, with `.trans` if `trans`: (warps * 8 * registers,) of `CHUNK`.
 
-    The rows have the order of the lanes that give their addresses: the first 8 * number of each warp.  Registers are
-    (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
+    The rows have the order of the lanes that give their addresses: the first `8 * len(registers)` of each warp.  A
+    register is (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
     """
     num = len(registers)
     if num not in (1, 2, 4):
@@ -118,7 +116,7 @@ def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarra
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The fields of a wgmma's matrix descriptor; sizes are in bytes."""
+    """Holds the fields of a wgmma's matrix descriptor.  Sizes are in bytes."""
 
     start: int
     """The address in shared memory, in bytes."""
@@ -135,20 +133,20 @@ class Descriptor:
 def decode_descriptor(bits: int) -> Descriptor:
     """Reads the fields of a wgmma's 64-bit matrix descriptor.
 
-    PTX ISA 8.7, "Matrix Descriptor Format": address, leading and stride offset from bits 0, 16 and 32, each 14 bits in
-    units of 16 bytes; base offset in bits 49 to 51; swizzle in bits 62 and 63 (0 none, 1 128, 2 64, 3 32 bytes).
-    """
-    start, leading, stride = ((int(bits) >> place & 0x3FFF) << 4 for place in (0, 16, 32))
+    PTX ISA 8.7, "Matrix Descriptor Format": address, leading offset and stride offset start at bits 0, 16 and 32; each
+    has 14 bits in units of 16 bytes.  Bits 49 to 51 are the base offset.  Bits 62 and 63 are the swizzle: 0 is none, 1
+    is 128 bytes, 2 is 64 bytes, 3 is 32 bytes."""
+    start, leading, stride = ((int(bits) >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
     return Descriptor(start, leading, stride, int(bits) >> 49 & 7, _SPAN_CODES[int(bits) >> 62 & 3])
 
 
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
-    """The 16-byte chunks of shared memory that a wgmma reads through a descriptor, and the highest chunk.
+    """Returns the numbers of the 16-byte chunks that a wgmma reads through a descriptor, and the highest number.
 
-    Chunks are numbers (address // 16, int64).  In K-major they are (rows, 2): item i has the chunks of row i.  In
-    MN-major they are (16, rows // 8): item k has the chunks of k.  Raises `ValueError` if `rows` is no multiple of 8.
-    """
+    A chunk's number is `address // 16`, int64.  In K-major order the shape is (rows, 2): item i has the chunks of row
+    i.  In MN-major order it is (16, rows // 8): item k has the chunks of `k`.  Raises `ValueError` if `rows % 8` is not
+    0."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     layout = decode_descriptor(bits)
@@ -167,10 +165,10 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
 
 
 def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_major: bool = False) -> np.ndarray:
-    """A (64 rows) or the transpose of B (N rows) as (rows, K) float32, from `memory`, one CTA's (bytes,) uint8.
+    """Reads A (64 rows) or the transposed B (N rows) as (rows, K) float32, from `memory`, one CTA's (bytes,) uint8.
 
-    `element` is f16, bf16, tf32, e4m3, e5m2, s8 or u8.  In MN-major the result is a transposed view.  Raises
-    `ValueError` if the descriptor points outside of memory, or on MN-major with a type that is not 2 bytes wide.
+    `element` is f16, bf16, tf32, e4m3, e5m2, s8 or u8.  In MN-major order the result is a transposed view.  Raises
+    `ValueError` if the descriptor points outside of `memory`, or on MN-major with a type that is not 2 bytes wide.
     """
     size = BYTES[element]
     if mn_major and size != 2:

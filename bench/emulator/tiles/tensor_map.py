@@ -1,11 +1,12 @@
-"""Tensor maps and the tiles that TMA copies with them: the map's fields, a box's addresses, the changes to values.
+"""Implements tensor maps and the tiles that TMA copies with them: map fields, box addresses, and changes to values.
 
-A map holds the arguments of cuTensorMapEncodeTiled, after the same checks, in 128 bytes.  NVIDIA does not publish the
-real layout of the bytes.  So maps of the host, and maps that `tensormap.replace` makes on the device, use this module's
-layout.  128 zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+A map holds the arguments of cuTensorMapEncodeTiled in 128 bytes, after the same checks.  NVIDIA does not publish the
+real layout of these bytes.  So this module uses its own layout, for maps of the host and for maps that
+`tensormap.replace` makes on the device.  128 zero bytes are an empty map, as on sm_90a, where a kernel may start from
+zeroed shared memory.
 
-PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest, and
-swizzled on the bits of the shared address itself.  A load fills elements outside of the tensor, a store leaves them
+PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  The
+bits of the shared address itself swizzle the box.  A load fills elements outside of the tensor; a store leaves them
 unchanged.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
 """
 
@@ -56,23 +57,22 @@ _CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len
 BOX_ALIGNMENT = 128
 """The alignment in bytes of the shared address of a box."""
 _KINDS = {"u": "u", "s": "i"}
-_WHOLE = ("u32", "s32", "u64", "s64")
+_INTEGER_TYPES = ("u32", "s32", "u64", "s64")
 REDUCIBLE = {
     "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
-    **dict.fromkeys(("min", "max"), (*_WHOLE, "f16", "bf16")),
+    **dict.fromkeys(("min", "max"), (*_INTEGER_TYPES, "f16", "bf16")),
     **dict.fromkeys(("inc", "dec"), ("u32",)),
-    **dict.fromkeys(("and", "or", "xor"), _WHOLE),
+    **dict.fromkeys(("and", "or", "xor"), _INTEGER_TYPES),
 }
 """By reduction, the element types that ptxas accepts for `cp.reduce.async.bulk`, and Triton for tensors."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tiled tensor in global memory and the box that one copy moves; the contiguous dimension comes first.
+    """Describes a tiled tensor in global memory, and the box that one copy moves, the contiguous dimension first.
 
     Raises `ValueError`, with the argument's name, if cuTensorMapEncodeTiled would refuse the map (CUDA driver API,
-    "Tensor Map Object Management"), and on an interleaved layout, which is not emulated.
-    """
+    "Tensor Map Object Management"), and on an interleaved layout, which is not emulated."""
 
     address: int
     """Global address of the first element, a multiple of 16."""
@@ -141,27 +141,27 @@ class TensorMap:
 
     @property
     def element_bytes(self) -> int:
-        """The bytes of an element."""
+        """Returns the bytes of an element."""
         return ELEMENT_BYTES[self.element]
 
     @cached_property
     def row_bytes(self) -> int:
-        """The bytes of a box along the first dimension."""
+        """Returns the bytes of a box along the first dimension."""
         return self.box[0] * self.element_bytes
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The steps between the elements that a copy takes along each dimension."""
+        """Returns the step between two copied elements along each dimension."""
         return (1, *self.element_strides[1:])
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """The elements that a copy moves along each dimension: the box divided by the element strides, rounded up."""
+        """Returns the copied elements along each dimension: the box divided by the element strides, rounded up."""
         return tuple(-(-size // step) for size, step in zip(self.box, self.steps, strict=True))
 
     @cached_property
     def box_bytes(self) -> int:
-        """The bytes that a copy writes to or reads from shared memory; a load's mbarrier also counts filled bytes."""
+        """Returns the bytes of shared memory that a copy accesses.  A load's mbarrier also counts filled bytes."""
         return int(np.prod(self.counts)) * self.element_bytes
 
     def pack(self) -> bytes:
@@ -199,23 +199,22 @@ def unpack(raw: bytes) -> TensorMap:
 
 
 def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: int = 1) -> bytes:
-    """The map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
+    """Returns the map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
 
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
-    field has none.  `value` is the rank minus one, a mode's number in PTX's table, or, for the other fields, the value
-    itself.  A global_stride is in bytes; code for PTX versions up to 8.5 gives it in units of 16 bytes (`stride_unit`
-    16), because ptxas shifted it (Triton writes such code).  The other fields may still be unset.  Raises `ValueError`
-    on an unknown field or a value that no map can hold.
-    """
+    field has none.  `value` is the rank minus one, the number of a mode in PTX's table, or, for all other fields, the
+    value itself.  A global_stride is in bytes.  Code for PTX versions up to 8.5, such as Triton's, gives it in units of
+    16 bytes (`stride_unit` is 16), because ptxas shifted it.  Other fields may still be unset.  Raises `ValueError` on
+    an unknown field or a value that no map can hold."""
     record = _record(raw)
     if field not in (_FIELDS.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_FIELDS.names or ())[1:-1]}, got {field!r}")
-    room = record[field].reshape(-1)
-    if not 0 <= ordinal < room.size:
-        raise ValueError(f"ordinal: expected 0 to {room.size - 1} for {field}, got {ordinal}")
+    entries = record[field].reshape(-1)
+    if not 0 <= ordinal < entries.size:
+        raise ValueError(f"ordinal: expected 0 to {entries.size - 1} for {field}, got {ordinal}")
     value = int(value) * (stride_unit if field == "global_stride" else 1)
-    limit = _CODES.get(field, np.iinfo(room.dtype).max + 1)
+    limit = _CODES.get(field, np.iinfo(entries.dtype).max + 1)
     if not 0 <= value < limit:
         raise ValueError(f"{field}: expected 0 to {limit - 1}, got {value}")
     if record[field].ndim:
@@ -227,7 +226,7 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
 
 def _record(raw: bytes) -> np.ndarray:
-    """A writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
+    """Returns a writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
     if len(raw) != BYTES:
         raise ValueError(f"tensor map: expected {BYTES} bytes, got {len(raw)}")
     record = np.frombuffer(raw, _FIELDS).copy().reshape(())
@@ -238,7 +237,7 @@ def _record(raw: bytes) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TileIndex:
-    """A box as `n` units of `unit_bytes` bytes.  Each unit lies wholly inside or wholly outside of the tensor."""
+    """Describes a box as n units of `unit_bytes` bytes, each wholly inside or wholly outside of the tensor."""
 
     global_addresses: np.ndarray
     """The units' global addresses: (n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
@@ -251,22 +250,21 @@ class TileIndex:
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
-    """The box that starts at element `coords` (one signed number per dimension) and at `shared_address` (bytes).
+    """Returns the box that starts at element `coords` (one signed number per dimension) and at byte `shared_address`.
 
     Raises `ValueError` on a wrong number of coordinates, and on a shared address that is not a multiple of 128.  Raises
-    it also on rows narrower than the swizzle, for which no layout is documented.
-    """
+    it also on rows narrower than the swizzle, for which no layout is documented."""
     if len(coords) != tensor.rank:
         raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
     if shared_address % BOX_ALIGNMENT:
         raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
     starts = [int(coord) for coord in coords]
     size = tensor.element_bytes
-    whole = [
+    dims_inside = [
         start >= 0 and start + (count - 1) * step < extent
         for start, count, step, extent in zip(starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
     ]
-    unit = math.gcd(CHUNK_BYTES, starts[0] * size, 0 if whole[0] else tensor.dims[0] * size)
+    unit = math.gcd(CHUNK_BYTES, starts[0] * size, 0 if dims_inside[0] else tensor.dims[0] * size)
     phase = shared_address % PERIOD
     origin = tensor.address + starts[0] * size
     origin += sum(start * stride for start, stride in zip(starts[1:], tensor.strides, strict=True))
@@ -274,14 +272,14 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
     return TileIndex(
         global_offsets + origin,
         shared_offsets + (shared_address - phase),
-        None if all(whole) else _inside(tensor, starts, unit),
+        None if all(dims_inside) else _inside(tensor, starts, unit),
         unit,
     )
 
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """For a box that starts at `phase`: the global offsets from the first element, and the shared addresses."""
+    """Returns the units' global offsets from the first element, and their shared addresses if the box is at `phase`."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -292,23 +290,22 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
-    """Whether each unit of the box lies inside of the tensor: (n,)."""
+    """Returns whether each unit of the box lies inside of the tensor: (n,)."""
     size = tensor.element_bytes
-    places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
-    inside = (places >= 0) & (places < tensor.dims[0] * size)
-    rest = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
-    for start, count, step, extent in rest:
-        places = start + np.arange(count, dtype=np.int64) * step
-        inside = np.logical_and.outer((places >= 0) & (places < extent), inside)
-    return inside.reshape(-1)
+    positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
+    is_inside = (positions >= 0) & (positions < tensor.dims[0] * size)
+    other_dims = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
+    for start, count, step, extent in other_dims:
+        positions = start + np.arange(count, dtype=np.int64) * step
+        is_inside = np.logical_and.outer((positions >= 0) & (positions < extent), is_inside)
+    return is_inside.reshape(-1)
 
 
 def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
-    """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
+    """Returns the bytes that a load writes for a unit outside of the tensor: (unit_bytes,) uint8.
 
-    They are zeros; with `fill` nan, one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA
-    says "special NaN" and gives no bits).
-    """
+    The bytes are zeros.  If the map's `fill` is nan, each element is PTX's canonical NaN: all bits except the sign are
+    1.  The ISA says "special NaN" and gives no bits."""
     size = tensor.element_bytes
     if tensor.fill == "zero":
         return np.zeros(unit_bytes, np.uint8)
@@ -317,11 +314,10 @@ def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
 
 
 def loaded(bits: np.ndarray, element: str) -> np.ndarray:
-    """The elements that a load through a map of type `element` writes, from raw elements (unsigned, any shape).
+    """Returns the elements that a load through a map of type `element` writes, from raw elements (unsigned, any shape).
 
     tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even.  The .ftz types turn subnormals into zeros of
-    the same sign.  Elements of other types are copied.
-    """
+    the same sign.  Elements of all other types are copied."""
     if element.endswith(".ftz"):
         bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
     if element.startswith("tf32"):
@@ -330,17 +326,16 @@ def loaded(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np.ndarray:
-    """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
+    """Returns the result of `cp.reduce.async.bulk.tensor`: `old` combined with `new`, raw elements of one shape.
 
-    PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
+    PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor.  `element` is
     one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included.
     The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
-    combination that PTX does not have.
-    """
+    combination that PTX does not have."""
     if element not in REDUCIBLE[op]:
         raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     word = UNSIGNED[ELEMENT_BYTES[element]]
-    whole = element[0] in _KINDS
+    is_integer = element[0] in _KINDS
     old, new = old.view(word), new.view(word)
     if op == "inc":
         return np.where(old >= new, np.uint32(0), old + np.uint32(1))
@@ -349,6 +344,6 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     combine = COMBINE[op]
     if element in ("f16", "bf16"):
         return np.asarray(encode(combine(decode(old, element), decode(new, element)), element))
-    kind = f"{_KINDS[element[0]] if whole else 'f'}{word.itemsize}"
+    kind = f"{_KINDS[element[0]] if is_integer else 'f'}{word.itemsize}"
     combined: np.ndarray = combine(old.view(kind), new.view(kind)).view(word)
     return loaded(combined, element) if element.endswith(".ftz") else combined

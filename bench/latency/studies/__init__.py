@@ -1,4 +1,4 @@
-"""The studies, one file for each.  `run(lab)` returns the claim, the measured rows and the verdict."""
+"""Contains the studies, one file for each.  `run(lab)` returns the claim, the measured rows and the verdict."""
 
 STUDIES = ("kv-cache", "batching", "paging", "prefix", "chunking", "quantisation")
 REMOVED = ("intensity", "fusion", "launch-bound", "batch-invariance")

@@ -1,4 +1,4 @@
-"""How much throughput does continuous batching give over static batches?"""
+"""Measures how much throughput continuous batching gives over static batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ BATCH = 16
 
 
 def run(lab: Lab) -> Study:
-    """Measures output tokens per second with both kinds of batch.  All requests arrive at once.
+    """Measures output tokens per second with both kinds of batching.  All requests arrive at once.
 
-    In each batch one answer is long and the other answers have one token.  So a static batch waits for its longest
-    answer.  The prediction assumes that all steps take equally long.  The lengths alone then give the ratio.
-    """
+    In each batch, one answer is long and all other answers have one token.  So a static batch waits for its longest
+    answer.  The prediction assumes that all steps take the same time.  The lengths alone then give the ratio."""
     count, longest = lab.size(12, 2) * BATCH, lab.size(32, 8)
     draw, lengths = random.Random(0), [1] * count
     for first in range(0, count, BATCH):
@@ -36,13 +35,13 @@ def run(lab: Lab) -> Study:
         middle, low, high = spread(rates)
         predicted = rows[0]["tokens_per_s"] * _allowed(lengths) if rows else middle
         rows.append({"batching": kind, "tokens_per_s": middle, "low": low, "high": high, "predicted": predicted})
-    gain, allowed = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
+    gain, allowed_gain = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
     return Study(
         claim="Continuous batching gives 5 to 10 times the throughput of static batches",
         source="Orca (Yu et al., OSDI 2022) as it is often quoted",
         rows=rows,
         verdict=at_least(gain, 5.0, 1.2),
-        number=f"{gain:.2f} times here; the lengths alone allow {allowed:.2f}",
+        number=f"{gain:.2f} times here; the lengths alone allow {allowed_gain:.2f}",
         about=f"{lab.about(llm)}, {count} answers of one token or, one in {BATCH}, of {longest}",
         x="batching",
         curves={"throughput": "tokens_per_s", "throughput, predicted": "predicted"},
@@ -53,11 +52,11 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """The number of static steps, divided by the number of continuous steps.  Each sequence gets one token per step."""
-    ends = [0] * BATCH
+    """Returns the static steps divided by the continuous steps.  Each sequence gets one token per step."""
+    end_steps = [0] * BATCH
     for length in lengths:
-        heapreplace(ends, ends[0] + length)
-    return sum(max(lengths[at : at + BATCH]) for at in range(0, len(lengths), BATCH)) / max(ends)
+        heapreplace(end_steps, end_steps[0] + length)
+    return sum(max(lengths[first : first + BATCH]) for first in range(0, len(lengths), BATCH)) / max(end_steps)
 
 
 def _tokens_per_s(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""What does chunked prefill do to the ITL of other sequences while a long prompt arrives?"""
+"""Measures how chunked prefill changes the ITL of running sequences while the engine computes a long prompt."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """Computes one long prompt beside four decoding sequences, with several chunk sizes.  Measures the longest gap of
-    the four sequences, and the TTFT of the prompt.
+    """Computes one long prompt beside four decoding sequences, with several chunk sizes.  Measures the longest time
+    between two tokens of the four sequences, and the TTFT of the prompt.
 
-    The prediction assumes that a step's time is proportional to its tokens.  So the gap shrinks with the chunk, and the
-    TTFT stays the same.
-    """
-    long, others = lab.size(512, 48), 4
+    The prediction assumes that the time of a step is proportional to its number of tokens.  So a smaller chunk makes
+    the longest gap shorter, and the TTFT stays the same."""
+    long, num_decodes = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
-    llm = lab.llm(max_model_len=long + 64, max_num_seqs=others + 1, num_kv_blocks=1024, prefix_caching=False)
+    llm = lab.llm(max_model_len=long + 64, max_num_seqs=num_decodes + 1, num_kv_blocks=1024, prefix_caching=False)
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
         answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
         # The first turn allocates.
-        turns = [_steps_ms(llm, chunk, long, others, answer, turn) for turn in range(lab.size(4, 2))][1:]
-        gap, whole = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
-        rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0]})
+        turns = [_steps_ms(llm, chunk, long, num_decodes, answer, repeat) for repeat in range(lab.size(4, 2))][1:]
+        gap, ttft_ms = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
+        rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": ttft_ms[0]})
     for row in rows:
-        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + others) / (long + others)}
+        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + num_decodes) / (long + num_decodes)}
         row |= {"predicted_ttft_ms": rows[-1]["ttft_ms"]}
     gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
     price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
@@ -38,7 +37,7 @@ def run(lab: Lab) -> Study:
         verdict=worst(at_least(gain, 4.0, 1.5), at_most(price, 1.5, 3.0)),
         number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
         f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
-        about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
+        about=f"{lab.about(llm)}, a prompt of {long} tokens beside {num_decodes}",
         x="chunk",
         curves={
             "longest gap of others": "gap_ms",

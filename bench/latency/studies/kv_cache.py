@@ -1,4 +1,4 @@
-"""Does the KV cache make a token's time independent of the tokens before it?"""
+"""Measures whether a KV cache makes the time of a token independent of the number of earlier tokens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
-    """Measures the time of the next token for several numbers of earlier tokens, with the cache and without.
+    """Measures the time of the next token for several numbers of earlier tokens, with the KV cache and without it.
 
-    Without the cache the whole text is computed for each token.  So the prediction is the prefill of this text.  Both
-    parts of the claim are judged: with the cache the time of a token stays the same, and without the cache it grows.
-    The lengths are measured in turn, so that other work on the machine disturbs all of them.
-    """
+    Without the cache, the engine computes the whole text for each token.  So the predicted time is the prefill time of
+    the text.  The claim has two parts.  With the cache the time of a token stays the same.  Without the cache the time
+    grows.  The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
+    work on the machine disturbs all lengths equally."""
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
-    with_cache, without = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
+    with_cache, uncached_llm = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:
-            samples[length].append(_times(with_cache, without, draw_prompts(without, 1, length, seed=0)[0]))
+            samples[length].append(_times(with_cache, uncached_llm, draw_prompts(uncached_llm, 1, length, seed=0)[0]))
     rows: list[dict[str, Any]] = []
     for length in lengths:
-        (cached, *_), (prefill, *_), (again, low, high) = map(spread, zip(*samples[length], strict=True))
-        row = {"tokens": length, "cache_ms": cached, "no_cache_ms": again, "low_ms": low, "high_ms": high}
+        (cached, *_), (prefill, *_), (uncached, low, high) = map(spread, zip(*samples[length], strict=True))
+        row = {"tokens": length, "cache_ms": cached, "no_cache_ms": uncached, "low_ms": low, "high_ms": high}
         rows.append(row | {"predicted_ms": prefill})
     saved = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
     growth = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
-    """Returns milliseconds: the next token with the cache, the prompt, and the next token without the cache."""
+    """Returns three times in ms: the next token with the cache, the prefill, and the next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
         cached, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:

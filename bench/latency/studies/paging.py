@@ -1,4 +1,4 @@
-"""How many more sequences fit if the KV cache is paged?"""
+"""Counts how many more sequences fit in memory if the KV cache is paged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ PAGE = 16
 
 
 def run(lab: Lab) -> Study:
-    """Counts the sequences that run at once in the same memory, and the share of held memory without tokens.
+    """Counts the sequences that run at once in the same memory, and the share of reserved memory that holds no tokens.
 
-    A contiguous cache reserves the longest context for each sequence.  The predicted number of sequences is the memory
-    divided by what one sequence holds: the longest context, or with pages the prompt and half its answer, rounded up to
-    pages.  Only tokens are counted, so that the results are the same on any machine.  On average half a page of a
-    sequence is empty.  So the sequences are about as long as ShareGPT's: below 200 tokens no cache with such pages
-    could waste less than 4%.
-    """
+    A contiguous cache reserves the longest context for each sequence.  A paged cache holds the prompt and on average
+    half of the answer, rounded up to whole pages.  The predicted number of sequences is the memory divided by the
+    memory of one sequence.  The study counts only tokens, so that the results are the same on any machine.  On average
+    half a page of each sequence is empty.  The sequences have about the length of ShareGPT's sequences.  With sequences
+    below 200 tokens, a cache with pages of this size always wastes at least 4%."""
     rows: list[dict[str, Any]] = []
     longest = lab.size(1024, 64)
     slots = 3 * longest
@@ -45,10 +44,10 @@ def run(lab: Lab) -> Study:
         while llm.has_work:
             llm.step()
             running = llm.scheduler.running
-            held = sum(len(sequence.block_ids) for sequence in running) * llm.scheduler.blocks.block_size
-            if held and llm.scheduler.waiting:  # while there is more to run than fits
+            held_tokens = sum(len(sequence.block_ids) for sequence in running) * llm.scheduler.blocks.block_size
+            if held_tokens and llm.scheduler.waiting:  # while there is more to run than fits
                 at_once.append(len(running))
-                waste.append(1 - sum(len(sequence) for sequence in running) / held)
+                waste.append(1 - sum(len(sequence) for sequence in running) / held_tokens)
         holds = sum(-(-length // PAGE) * PAGE for length in lengths) / len(lengths)
         predicted = slots / (longest if contiguous else holds)
         row = {"at_once": mean(at_once), "waste": mean(waste), "predicted": predicted, "mean_length": holds}

@@ -1,4 +1,4 @@
-"""How much TTFT does a shared prefix save?"""
+"""Measures how much TTFT a shared prefix saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do fewer bits per weight change in bytes, ITL and error?"""
+"""Measures how fewer bits per weight change the bytes, the ITL and the error."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 
 def run(lab: Lab) -> Study:
-    """For each dtype of the weights, measures the ITL of one sequence, and compares logits and greedy text with fp32.
-    On a GPU int8 is left out, because the engine has int8 only on CPUs.
+    """Measures the ITL of one sequence for each weight dtype, and compares logits and greedy text with fp32.  On a GPU
+    the study leaves out int8, because the engine has int8 only on CPUs.
 
-    The prediction is the ratio of the weights' bytes, because a decode step reads all weights.  The claim of little
-    error holds if the logits differ by at most 1%, and holds in part up to 10%.
-    """
+    The predicted change of the ITL is the ratio of the weights' bytes, because a decode step reads all weights.  The
+    claim says that the error is small.  The verdict is "holds" if the logits differ by at most 1%, and "holds in part"
+    if they differ by at most 10%."""
     rows: list[dict[str, Any]] = []
-    steps, exact, texts = lab.size(12, 3), None, list[list[int]]()
+    steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
     for dtype, bits in BITS.items():
         llm = lab.llm(dtype=dtype, max_model_len=256, max_num_seqs=4, num_kv_blocks=128)
         with stepping(llm, "decode", 1, 64, steps) as step:
             itl_ms, low_ms, high_ms = spread([1e3 * seconds_of(step) for _ in range(steps)])
         logits = _logits(llm)
-        exact = logits if exact is None else exact
+        fp32_logits = logits if fp32_logits is None else fp32_logits
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
         text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
-        same = [a == b for first, other in zip(texts, text, strict=True) for a, b in zip(first, other, strict=True)]
-        error = float((logits - exact).norm() / exact.norm())
+        matches = [a == b for first, other in zip(texts, text, strict=True) for a, b in zip(first, other, strict=True)]
+        error = float((logits - fp32_logits).norm() / fp32_logits.norm())
         row = {"weights": dtype, "bits": bits, "itl_ms": itl_ms, "low_ms": low_ms, "high_ms": high_ms, "error": error}
-        rows.append(row | {"same_tokens": sum(same) / len(same)})
+        rows.append(row | {"same_tokens": sum(matches) / len(matches)})
         if llm.device.type == "cuda" and bits == 16:
             break
     first, last = rows[0], rows[-1]
@@ -60,14 +60,14 @@ def run(lab: Lab) -> Study:
 
 def _logits(llm: LLM) -> torch.Tensor:
     """Returns the logits after the last token of one prompt, in fp32."""
-    (prompt,), seen, plain = draw_prompts(llm, 1, 32, seed=0), list[torch.Tensor](), llm.runner.logits
+    (prompt,), captured, compute_logits = draw_prompts(llm, 1, 32, seed=0), list[torch.Tensor](), llm.runner.logits
 
     def logits(step: Any) -> torch.Tensor:
-        result = plain(step)
-        seen.append(result.float().clone())
+        result = compute_logits(step)
+        captured.append(result.float().clone())
         return result
 
     llm.runner.logits = logits  # type: ignore[method-assign]
     llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
-    llm.runner.logits = plain  # type: ignore[method-assign]
-    return seen[0]
+    llm.runner.logits = compute_logits  # type: ignore[method-assign]
+    return captured[0]

@@ -1,1 +1,1 @@
-"""Pictures for the documentation.  With each picture come its numbers and the source of the numbers."""
+"""Makes pictures for the documentation.  Each picture comes with its numbers and their source."""

@@ -1,4 +1,5 @@
-"""The parts that all figures of the documentation share, and the figure of the bytes at each level of memory.
+"""Contains functions that all figures of the documentation share, and draws the figure of the bytes at each level of
+memory.
 
 Colour-blind readers can distinguish the colours.  A file changes only if its content changes.
 """
@@ -20,26 +21,26 @@ from rooflab.bench.report.pictures.levels import PREFIX
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import three_digits
-from rooflab.roofline.plot import own_settings
+from rooflab.roofline.plot import with_own_settings
 
-READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
+READ_COLOUR, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
 """The colours of Okabe and Ito, and two tones of grey."""
 DPI = 130
-WIDTH_IN = 5.6
+FIGURE_WIDTH_IN = 5.6
 """The width of a figure whose panels are below each other.  On a phone 358 pixels wide, 9 points are 8 pixels high."""
 NOTE_CHARACTERS_PER_INCH = 17
 """The number of characters of a note that fit into an inch."""
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Returns an empty figure on a white ground."""
+    """Returns an empty figure with a white background."""
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG atomically, without date and version.  A `$` in a name does not begin a formula."""
+    """Writes a PNG atomically, without date and version.  A `$` in a text is not read as the start of a formula."""
     figure.draw_without_rendering()  # an axis writes its numbers only at this call
     for text in figure.findobj(Text):
         text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten in this mode
@@ -50,19 +51,19 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def where(made: Record | Environment) -> str:
-    """The commit at which a record or an environment was made."""
-    changed = " with uncommitted changes" if made.dirty else ""
-    return f"Commit {(made.commit or 'unknown')[:10]}{changed}."
+    """Returns a sentence with the commit at which a record or an environment was made."""
+    dirty_text = " with uncommitted changes" if made.dirty else ""
+    return f"Commit {(made.commit or 'unknown')[:10]}{dirty_text}."
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
-    """Adds texts below the panels; the lines are as long as the figure is wide."""
+    """Adds texts below the panels of a figure.  The lines are wrapped to the width of the figure."""
     lines = [line for text in texts for line in wrap(text, int(NOTE_CHARACTERS_PER_INCH * figure.get_figwidth()))]
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
 
 MEGA, KILO = 1e6, 1e3
-ROOM = 2.3
+AXIS_SCALE = 2.3
 """The length of the axis divided by its longest bar.  The rest of the axis has the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
@@ -75,18 +76,18 @@ LEVEL_NOTES = (
 
 
 STYLES: Mapping[str, Mapping[str, Any]] = {
-    "read": {"facecolor": READ, "edgecolor": READ},
-    "read, modelled": {"facecolor": "white", "edgecolor": READ, "hatch": "////"},
+    "read": {"facecolor": READ_COLOUR, "edgecolor": READ_COLOUR},
+    "read, modelled": {"facecolor": "white", "edgecolor": READ_COLOUR, "hatch": "////"},
     "written": {"facecolor": WRITTEN, "edgecolor": WRITTEN},
     "_least": {"facecolor": PALE, "edgecolor": PALE},
     "lost to bank conflicts": {"facecolor": LOST, "edgecolor": LOST},
 }
 """By name in the legend, the drawing options of a part of a bar.  Names with `_` first are not in the legend."""
-UNSEEN = "not seen, inside torch's kernels"
+UNSEEN_TEXT = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """The bars of one level of memory: for each record, the parts of its bar and the text behind the bar."""
+    """Holds the bars of one memory level: for each record, the parts of its bar and the text after the bar."""
 
     title: str
     parts: Mapping[str, list[float]]
@@ -94,7 +95,7 @@ class Panel(NamedTuple):
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """The levels of memory from far to near, each with one bar for every record.  A bar without data is empty."""
+    """Returns one panel for each memory level, from HBM to shared memory.  Each record has a bar in each panel."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
     turns = [[record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records]
@@ -102,11 +103,11 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
         for fewest, turned in turns:
-            least, lost = (fewest or 0.0) / KILO, ((turned or 0.0) - (fewest or 0.0)) / KILO
-            parts["_least"].append(least)
-            parts["lost to bank conflicts"].append(lost)
-            conflicts = f"{three_digits(lost)} of them lost to bank conflicts" if lost > 0 else "no bank conflict"
-            texts.append(UNSEEN if turned is None else f"{three_digits(least + lost)} thousand, {conflicts}")
+            least_k, lost_k = (fewest or 0.0) / KILO, ((turned or 0.0) - (fewest or 0.0)) / KILO
+            parts["_least"].append(least_k)
+            parts["lost to bank conflicts"].append(lost_k)
+            conflicts = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
+            texts.append(UNSEEN_TEXT if turned is None else f"{three_digits(least_k + lost_k)} thousand, {conflicts}")
         panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 
@@ -115,40 +116,40 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
     parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
-        moved = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
+        mb = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        read, modelled, write, *sectors = (moved.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
-        for lengths, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
+        read_mb, modelled, write_mb, *sectors = (mb.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
+        for lengths, value in zip(parts.values(), (read_mb - modelled, modelled, write_mb), strict=True):
             lengths.append(value)
-        text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
-        if sum(sectors) > read + write:
+        text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
+        if sum(sectors) > read_mb + write_mb:
             text += f"; in sectors {three_digits(sum(sectors))}"
-        texts.append(text if moved else UNSEEN)
+        texts.append(text if mb else UNSEEN_TEXT)
     return Panel(title, parts, texts)
 
 
-@own_settings
+@with_own_settings
 def draw_levels(records: Sequence[Record], folder: Path) -> Path:
-    """Writes `bytes-<op>.png` and returns its path.  All records have the same op, case and scheme.
+    """Draws the bytes at each level of memory into `bytes-<op>.png`, and returns its path.  All records must have the
+    same op, case and scheme.
 
-    Raises `ValueError` if there are no records, or if they have several ops, cases or schemes.
-    """
-    about = {(record.op, record.case_id, record.scheme) for record in records}
-    if len(about) != 1:
-        raise ValueError(f"records: expected those of one op, case and scheme, got {len(about)}")
+    Raises `ValueError` if there are no records, or if they have several ops, cases or schemes."""
+    keys = {(record.op, record.case_id, record.scheme) for record in records}
+    if len(keys) != 1:
+        raise ValueError(f"records: expected those of one op, case and scheme, got {len(keys)}")
     panels = panels_of(records)
     first = records[0]
-    figure = new_figure(WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
+    figure = new_figure(FIGURE_WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
     _title(figure, f"{first.op}: bytes moved at each level of memory, no kernel timed")
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
-    least = (first.least_bytes or 0.0) / MEGA
-    rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    least_mb = (first.least_bytes or 0.0) / MEGA
+    rows[0].axvline(least_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     legends = [axes.get_legend_handles_labels() for axes in rows]
-    named = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
-    rows[1].legend(named.values(), named, fontsize=8.5, loc="lower right", frameon=False)
-    about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
+    handle_of = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
+    rows[1].legend(handle_of.values(), handle_of, fontsize=8.5, loc="lower right", frameon=False)
+    about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
     note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first.op}.png")
 
@@ -158,14 +159,14 @@ def _title(figure: Figure, text: str) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
-    ends = [0.0] * len(names)
-    for part, values in panel.parts.items():
+    bar_ends = [0.0] * len(names)
+    for name, values in panel.parts.items():
         if any(values):
-            axes.barh(range(len(names)), values, left=ends, height=0.66, linewidth=0.6, label=part, **STYLES[part])
-        ends = [end + value for end, value in zip(ends, values, strict=True)]
-    for place, (end, text) in enumerate(zip(ends, panel.texts, strict=True)):
-        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
-    axes.set_xlim(0, (max(ends) or 1.0) * ROOM)
+            axes.barh(range(len(names)), values, left=bar_ends, height=0.66, linewidth=0.6, label=name, **STYLES[name])
+        bar_ends = [end + value for end, value in zip(bar_ends, values, strict=True)]
+    for row, (end, text) in enumerate(zip(bar_ends, panel.texts, strict=True)):
+        axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
+    axes.set_xlim(0, (max(bar_ends) or 1.0) * AXIS_SCALE)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title(panel.title, fontsize=10, loc="left", weight="bold")

@@ -1,10 +1,11 @@
-"""The bytes that kernels move at each level of memory on one case, as records; `canvas.py` draws them.
+"""Computes the bytes that kernels move at each level of memory on one case, as records.  `canvas.py` draws these
+records.
 
-The emulator counts the bytes of compiled kernels.  The bytes of a naive kernel come from the operands of its torch
-calls (`kernels/traffic.py`), as if L2 were empty at each call's start; the emulator counts a launch in the same way.
-An elementwise call requests an operand from L2 once per result, a broadcast operand again each time.  A product
-requests the rows and columns of a tile once per tile.  Its tiles of 128 by 128 results are a model, because torch's
-library chooses the real tiles.
+The emulator counts the bytes of compiled kernels.  For a naive kernel, the bytes are computed from the operands of its
+torch calls (`kernels/traffic.py`).  Both assume that L2 is empty at the start of each call or launch.  An elementwise
+call requests each operand from L2 once per result, even if a broadcast repeats the operand.  A matrix product requests
+the rows and columns of a tile once per tile.  Its tiles of 128 by 128 results are a model, because torch's library
+chooses the real tiles.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def bytes_of(call: TorchCall) -> dict[str, int]:
-    """By name of a metric without its prefix, the bytes of a call.  `l2_modelled_bytes` come from a model."""
+    """Returns the bytes of a torch call by metric name without prefix.  `l2_modelled_bytes` come from a model."""
     size = max(item.numel() for item in call.written)
     if modelled := call.name in PRODUCTS:
         (*_, rows, columns), repeats = call.written[0].shape, math.prod(call.written[0].shape[:-2])
-        across, down = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
+        tile_columns, tile_rows = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
         a, b = call.read[-2:]
         inner = a.shape[-1]
-        requested = repeats * inner * (rows * across * a.itemsize + columns * down * b.itemsize)
+        requested = repeats * inner * (rows * tile_columns * a.itemsize + columns * tile_rows * b.itemsize)
         requested += sum(item.nbytes for item in call.read[:-2])
     else:
         requested = sum(
@@ -55,7 +56,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """The bytes of the distinct elements of `x` in memory, in whole sectors."""
+    """Returns the bytes of the distinct elements of `x` in memory, rounded up to whole sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
@@ -65,24 +66,24 @@ META = torch.device("meta")
 
 
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
-    """Returns one record of the bytes for each kernel on one case, in the order of `kernels`.
+    """Counts the moved bytes of each kernel on one case.  Returns one record for each kernel, in the order of
+    `kernels`.
 
-    Raises `ValueError` on an unknown name, on a kernel that does not take the case or is wrong on it, and on a kernel
-    that is not naive and has no compiled code.
-    """
+    Raises `ValueError` on an unknown name, and on a kernel that rejects the case or gives wrong results on it.  Also
+    raises `ValueError` on a kernel that is not naive and has no compiled code."""
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
-    (chosen,) = choose_cases(spec, [case], dtypes)
+    (target,) = choose_cases(spec, [case], dtypes)
     environment, run_id = Environment.now(), f"bytes-{RunWriter(Path()).run_id}"
     records = []
     for kernel, _ in choose_kernels(op, kernels):
-        inputs = spec.make_inputs(chosen, dtypes, META, seed)
+        inputs = spec.make_inputs(target, dtypes, META, seed)
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        record = environment.record("check", kernel, chosen, dtypes.name, run_id)
-        record = _emulated(record, kernel, chosen, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
-        config = kernel.tuning.heuristic(chosen, dtypes) if kernel.tuning is not None else None
+        record = environment.record("check", kernel, target, dtypes.name, run_id)
+        record = _emulated(record, kernel, target, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
+        config = kernel.tuning.heuristic(target, dtypes) if kernel.tuning is not None else None
         record = replace(
             record,
             config=None if config is None else asdict(config),
@@ -114,11 +115,12 @@ def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: 
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """By level, the bytes summed over launches.  The fields of each launch are those of `emulator.results.Bytes`.
+    """Returns the bytes at each level of memory, summed over launches.  Each launch has the fields of
+    `emulator.results.Bytes`.
 
-    Lanes, copies and atomics request the bytes between L2 and the SMs; atomics also read what they change.  Stores,
-    `cp.async` and TMA write to shared memory.  Loads, TMA and the operands of wgmma read from it.
-    """
+    The bytes between L2 and the SMs come from loads and stores of lanes, from copies, and from atomics.  Atomics also
+    read the values that they change.  Stores, `cp.async` and TMA write to shared memory.  Loads, TMA and the operands
+    of wgmma read from it."""
 
     def total(*names: str) -> float:
         return float(sum(launch[name] for launch in moved for name in names))

@@ -1,1 +1,1 @@
-"""Committed records over time: one trend per kernel, case, scheme and machine, and the steps in the trend."""
+"""Shows committed records over time.  Each kernel, case, scheme and machine has one trend, with the steps in it."""

@@ -1,6 +1,6 @@
-"""Makes the points of trends from records, and orders their commits.
+"""Makes the points of trends from records, and finds the order of their commits.
 
-A point is a timed kernel in a run.  Records that cannot be a point of a trend are counted by reason.
+A point is the time of a kernel in one run.  Records that cannot become a point are counted by reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMPORTED = "imported: "
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """The records that a history selects.  An empty field selects all records."""
+    """Selects the records of a trend table.  An empty field selects all records."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -39,19 +39,19 @@ class RecordFilter:
     """Parts of machine keys.  A record is selected if its machine key contains one of them."""
 
     def takes(self, record: Record) -> bool:
-        """Whether the record is selected."""
+        """Returns whether the filter selects this record."""
         machine = str(record.environment.get("machine_key"))
         return (
             (not self.ops or record.op in self.ops)
             and (not self.kernels or record.kernel in self.kernels)
             and (not self.cases or record.case_id in self.cases)
-            and (not self.machines or any(part in machine for part in self.machines))
+            and (not self.machines or any(key_part in machine for key_part in self.machines))
         )
 
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """The time of one kernel in one run."""
+    """Holds the time of one kernel in one run."""
 
     record: Record
     """The first record of the point's measurements."""
@@ -61,14 +61,14 @@ class TrendPoint:
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
-        """The record's values of the fields in `CIRCUMSTANCES`."""
+        """Returns the values of the fields in `CIRCUMSTANCES` for this record."""
         environment = self.record.environment
         return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
 
 
 @dataclass(frozen=True)
 class Points:
-    """The points in files, and the number of records left out."""
+    """Holds the points that were read from files, and the number of records without a point."""
 
     points: Sequence[TrendPoint]
     left_out: Mapping[str, int]
@@ -77,24 +77,23 @@ class Points:
 
 
 def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Points:
-    """Reads the points of every record in `paths`: files, or folders with all files below them.
+    """Reads the points of all records in `paths`, which are files, or folders with files at any depth.
 
-    Raises `ValueError` on a missing path, on a file with other content, and if no record is selected.
-    """
+    Raises `ValueError` on a missing path, on a file that is not a file of records, and if no record is selected."""
     chosen = chosen or RecordFilter()
     files = find_files(paths)
-    pairs = [(file, record) for file in files for record in read(file)]
-    selected = [(file, record) for file, record in pairs if chosen.takes(record)]
-    if pairs and not selected:
-        ops = sorted({str(record.op) for _, record in pairs if record.op})
-        raise ValueError(f"history: none of {len(pairs)} records is chosen; their ops are {', '.join(ops)}")
+    file_records = [(file, record) for file in files for record in read(file)]
+    selected = [(file, record) for file, record in file_records if chosen.takes(record)]
+    if file_records and not selected:
+        ops = sorted({str(record.op) for _, record in file_records if record.op})
+        raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
     left_out = Counter(reason for _, record in selected if (reason := why_not(record)))
     points = points_of((record, file.name) for file, record in selected if not why_not(record))
     return Points(points, dict(left_out.most_common()), len(files))
 
 
 def why_not(record: Record) -> str:
-    """The reason why a record is not a point of a trend; empty if it is a point."""
+    """Returns the reason why a record cannot be a point of a trend.  The text is empty if the record is a point."""
     if record.kind != "bench":
         return f"of kind {record.kind}"
     if record.status != "OK":
@@ -108,19 +107,19 @@ def why_not(record: Record) -> str:
 
 
 def key_of(record: Record) -> tuple[str, ...]:
-    """The record's values of the fields in `KEY`."""
+    """Returns the values of the fields in `KEY` for this record."""
     machine = str(record.environment.get("machine_key") or "unknown")
     names = (record.op, record.kernel, record.case_id, record.scheme)
     return (*(name or "" for name in names), machine, setting(record), record.method)
 
 
 def config_of(record: Record) -> str | None:
-    """The kernel's config as a text; None if the record has no config."""
+    """Returns the kernel's config as JSON text, or None if the record has no config."""
     return None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
 
 
 def setting(record: Record) -> str:
-    """The settings of the machine that decide speed: driver and clocks on a GPU, threads on a CPU."""
+    """Returns the machine settings that affect speed: driver and clocks on a GPU, threads on a CPU."""
     environment = record.environment
     gpu = environment.get("gpu") or {}
     if record.device == "cuda" or (record.device is None and gpu):
@@ -132,18 +131,18 @@ def setting(record: Record) -> str:
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """Makes points of pairs of a record and its file.  If a run timed several configs, its point is the fastest config.
+    """Makes a point for each run.  `records` has pairs of a record and its file.  If a run timed several configs, its
+    point is the fastest config.
 
-    Another tool's file may contain many runs, which differ only in their times.
-    """
+    A file of another tool may contain many runs.  Their records differ only in their timestamps."""
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
         record = pair[0]
         return key_of(record), record.run_id, record.method.startswith(IMPORTED) and record.timestamp
 
     runs = grouped(records, run).values()
-    configs = (grouped(pairs, lambda pair: config_of(pair[0])).values() for pairs in runs)
-    return [min(map(_point, each), key=lambda point: point.latency_ms) for each in configs]
+    configs = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in runs)
+    return [min(map(_point, measurements), key=lambda point: point.latency_ms) for measurements in configs]
 
 
 def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
@@ -152,20 +151,20 @@ def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
 
 
 def repository(folder: Path | None = None) -> Path | None:
-    """The checkout that contains `folder`, or else the running program's checkout.  None if neither is a checkout."""
-    for place in (folder or Path.cwd(), Path(__file__).parent):
+    """Returns the git checkout of `folder`, or else of the running program.  Returns None without a checkout."""
+    for candidate in (folder or Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
-            return Path(git(place, "rev-parse", "--show-toplevel"))
+            return Path(git(candidate, "rev-parse", "--show-toplevel"))
     return None
 
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
-    """The index of each commit that the repository at `root` knows, parents before children; others are left out."""
+    """Returns the index of each known commit in the history at `root`.  Parents come before children."""
     hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not hashes:
         return {}
-    arguments, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    arguments, rev_list = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
-        listed = git(root, *arguments, stdin="\n".join(hashes))
-    places = {commit: place for place, commit in enumerate(listed.split())}
-    return {commit: places[commit] for commit in hashes if commit in places}
+        rev_list = git(root, *arguments, stdin="\n".join(hashes))
+    index_of = {commit: index for index, commit in enumerate(rev_list.split())}
+    return {commit: index_of[commit] for commit in hashes if commit in index_of}

@@ -1,4 +1,4 @@
-"""Trends: the points of one key in order, their levels, the steps between levels, and the meaning of the last point."""
+"""Computes trends: a kernel's times in order, the steps between levels, and the state of the last time."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ SPARK_POINTS = 24
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
-    """Indices of the first points after a change of level in `logs`, natural logarithms of times in order.
+    """Returns the index of the first point after each change of level.  `logs` are natural logarithms of times in
+    order.
 
-    The steps are those of the cheapest of all partitions into pieces of 2 points or more.  The cost of a piece is the
-    sum of |x - median| over the piece, in deviations of the noise; one slow run hardly raises it.  A step costs 4 + 1.5
-    ln n.  In simulations this price finds a false step in at most 1% of normal series of 5 to 100 points, and in 2% of
-    series whose every tenth run is 8 deviations slow.  It finds a step of 5 deviations in over 75% of series with 3
-    points after the step, and in 98% with 5 points (checked by `tests/report/test_history.py`).
+    The function tries all partitions into pieces of 2 points or more, and takes the cheapest partition.  The cost of a
+    piece is the sum of |x - median| over the piece, in standard deviations of the noise.  So one slow run hardly raises
+    the cost. A step costs 4 + 1.5 ln n for n points.  In simulations this price finds a false step in at most 1% of
+    normal series of 5 to 100 points.  If every tenth run is 8 deviations slow, it finds a false step in 2% of series.
+    With 3 points after a step of 5 deviations, it finds the step in over 75% of series.  With 5 points it finds the
+    step in 98% (checked by `tests/report/test_history.py`).
 
-    The time is quadratic in the number of points.  Raises `ValueError` on values that are not finite.
-    """
+    The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
         raise ValueError("values: expected finite numbers, got one that is not")
     if len(logs) < 4:
@@ -51,17 +52,17 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     """By number n of points: the least cost of the first n points, and the indices at which their pieces begin."""
     for end in range(2, len(x) + 1):
         ways = (
-            (best[begin][0] + price + float(np.abs(x[begin:end] - np.median(x[begin:end])).sum()), begin)
-            for begin in range(end - 1)
+            (best[start][0] + price + float(np.abs(x[start:end] - np.median(x[start:end])).sum()), start)
+            for start in range(end - 1)
         )
-        cost, begin = min(ways)
-        best.append((cost, [*best[begin][1], begin]))
+        cost, start = min(ways)
+        best.append((cost, [*best[start][1], start]))
     return best[-1][1][1:]
 
 
 @dataclass(frozen=True)
 class LevelStep:
-    """A change of the level in a trend."""
+    """Describes a change of the time level in a trend."""
 
     point: int
     """The index of the first point after the step."""
@@ -77,7 +78,7 @@ class LevelStep:
 
 @dataclass(frozen=True)
 class Trend:
-    """The trend of one key: its points in order."""
+    """Holds the times of one kernel, case and machine in order."""
 
     key: Mapping[str, str]
     points: Sequence[TrendPoint]
@@ -93,18 +94,18 @@ class Trend:
 
     @property
     def levels(self) -> list[tuple[int, int, float]]:
-        """By level: its first point, the point after its last, its median in ms.  A step or a mark begins a level."""
+        """Returns start index, end index and median in ms of each level.  A step or a mark begins a level."""
         edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
         latency = [point.latency_ms for point in self.points]
         return [(a, b, float(np.median(latency[a:b]))) for a, b in pairwise(edges)]
 
     @property
     def name(self) -> str:
-        """The op, kernel, case and scheme."""
+        """Returns the op, kernel, case and scheme of the trend."""
         return "{op}/{kernel} {case} {scheme}".format(**self.key).rstrip()
 
     def row(self) -> dict[str, Any]:
-        """The trend as a row of a table."""
+        """Returns the trend as one row of a table."""
         last = self.steps[-1] if self.steps else None
         return {
             **self.key,
@@ -120,7 +121,7 @@ class Trend:
         }
 
     def next(self, step: LevelStep) -> str:
-        """The command that compares the two sides of a regression.  Empty if no command can compare them."""
+        """Returns a command that compares both sides of a slowdown, or an empty text if no command can."""
         committed = self.by_commit and "+" not in step.before + step.after and step.before != step.after
         if step.effect < 0 or step.cause or not committed:
             return ""
@@ -132,10 +133,10 @@ class Trend:
 def find_trends(
     points: Iterable[TrendPoint], places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
 ) -> list[Trend]:
-    """Returns one trend per key, in order of the keys.  `places` has the index of each known commit in the history.
+    """Returns one trend for each kernel, case and machine, sorted by key.  `places` has the index of each known commit
+    in the history.
 
-    Raises `ValueError` on a threshold below 0, and on too few points for a comparison.
-    """
+    Raises `ValueError` if `threshold` is below 0, or if `last` is too small for a comparison."""
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
     if last < LEAST_HISTORY:
@@ -152,46 +153,46 @@ def _trend(
     def place(point: TrendPoint) -> tuple[object, ...]:
         return places[str(point.record.commit)] if by_commit else 0, point.record.timestamp, point.record.run_id
 
-    ordered = sorted(points, key=place)
-    logs, marks = np.log([point.latency_ms for point in ordered]), _marks(ordered)
-    names = [label(point, by_commit) for point in ordered]
+    sorted_points = sorted(points, key=place)
+    logs, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
+    names = [label(point, by_commit) for point in sorted_points]
     edges = [0, *find_steps(logs.tolist()), len(logs)]
     steps = []
-    for begin, index, end in zip(edges[:-2], edges[1:-1], edges[2:], strict=True):
-        effect = math.expm1(float(np.median(logs[index:end]) - np.median(logs[begin:index])))
+    for level_begin, index, end in zip(edges[:-2], edges[1:-1], edges[2:], strict=True):
+        effect = math.expm1(float(np.median(logs[index:end]) - np.median(logs[level_begin:index])))
         steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
     z, unusual = _judge(logs, max(index for index in (0, *marks, *edges[:-1]) if index < len(logs)), last, limit)
     state: State = "SHORT" if z is None else "STEADY"
     if steps and len(logs) - steps[-1].point <= last and abs(steps[-1].effect) > limit:
         state = "SLOWER" if steps[-1].effect > 0 else "FASTER"
-    return Trend(key, ordered, by_commit, marks, tuple(steps), z, "SUSPECT" if unusual else state)
+    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if unusual else state)
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """By point, what changed since the point before."""
+    """Returns a text for each point at which other software or the config changed since the point before."""
     marks = {}
-    for index, (before, after) in enumerate(pairwise(point.circumstances for point in ordered), 1):
-        changes = zip(CIRCUMSTANCES, before, after, strict=True)
-        marks[index] = ", ".join(f"{name} {was} -> {now}" for name, was, now in changes if was != now)
+    for index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
+        changes = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
+        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
     return {index: text for index, text in marks.items() if text}
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
-    """The last point's robust z against the level before it, which begins at `begin`, and whether the point is unusual.
+    """Returns the robust z-score of the last point, and whether the point is unusual.  The point is compared with
+    earlier points of its level, which begins at `begin`.
 
-    A point is unusual if its z is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).  A
-    short history, whose spread is uncertain, has a wider limit: about 0.5% of normal points lie beyond it.
-    """
-    before, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
-    if len(before) < LEAST_HISTORY:
+    A point is unusual if its z-score is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).
+    The spread of a short history is uncertain.  So its limit is wider: about 0.5% of normal points lie beyond it."""
+    earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
+    if len(earlier_logs) < LEAST_HISTORY:
         return None, False
-    middle = float(np.median(before))
-    z = (value - middle) / max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(before - middle))))
-    return z, abs(z) > 3.5 * (1 + 6 / len(before)) and abs(math.expm1(value - middle)) > limit
+    middle = float(np.median(earlier_logs))
+    z = (value - middle) / max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - middle))))
+    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - middle)) > limit
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
-    """The name of a point: its commit, with a + if the checkout had changes, or else its time."""
+    """Returns the name of a point: its commit, with a + if the checkout had changes, or else its time."""
     commit, (day, _, clock) = point.record.commit, point.record.timestamp.partition("T")
     if not commit:
         return f"{day} {clock[:5]}"
@@ -200,7 +201,7 @@ def label(point: TrendPoint, by_commit: bool) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The last values as block characters on a log scale of at least a factor of 1.1, so noise looks flat."""
+    """Draws the last values as block characters on a log scale of at least a factor 1.1, so noise looks flat."""
     logs = [math.log(value) for value in values[-SPARK_POINTS:]]
     low, high = min(logs), max(logs)
     middle, height = (low + high) / 2, max(high - low, math.log(1.1))
@@ -208,7 +209,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
-    """The whole history as JSON values."""
+    """Returns the points and all trends as JSON values."""
     return {
         "files": points.files,
         "points": len(points.points),
@@ -227,7 +228,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
 
 
 def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
-    """Returns the sentences below the table: steps, suspicious points, the order of points, and records left out."""
+    """Returns the sentences below the table: steps, unusual points, the order of points, and omitted records."""
     lines = []
     for trend in trends:
         for step in trend.steps:

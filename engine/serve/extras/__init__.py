@@ -1,1 +1,1 @@
-"""Optional parts of a server: several engines behind Ray Serve or in Kubernetes, and traces of requests."""
+"""Adds optional parts to a server: several engines behind Ray Serve or in Kubernetes, and traces of requests."""

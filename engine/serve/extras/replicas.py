@@ -1,8 +1,8 @@
 """Serves several engines behind one address with Ray Serve, which starts the engines and replaces engines that die.
 
 Each replica is a server (`api.py`) with its own engine.  For each request, Ray's proxy draws two replicas at random and
-chooses the replica with fewer requests.  The proxy does not know which prefixes a replica holds.  If a replica dies,
-its work is lost.  Its streams break off without a finish reason, and its clients must ask again.
+chooses the replica with fewer requests.  The proxy does not know which prefixes a replica has cached.  If a replica
+dies, its work is lost.  Its streams stop without a finish reason, and its clients must send their requests again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEALTH_S = 2.0
 
 @dataclass(frozen=True)
 class Replicas:
-    """The number of replicas and their cluster.  Raises `ValueError` on a number below 1."""
+    """Describes the number of replicas and their Ray cluster.  Raises `ValueError` on a number below 1."""
 
     count: int
     most: int | None = None
@@ -55,7 +55,7 @@ class Replicas:
 
 @serve.ingress()
 class Replica:
-    """One engine and its HTTP interface, in a process that Ray starts."""
+    """Runs one engine and its HTTP interface, in a process that Ray starts."""
 
     async def __init__(self, options: Mapping[str, Any], name: str | None, limits: Limits, threads: int, host: str):  # type: ignore[misc]  # Ray awaits it
         self._engine = Engine(options, threads)
@@ -67,7 +67,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises `EngineDied` as `Engine.check` does.  Ray calls this every `HEALTH_S` s, and replaces the replica."""
+        """Raises as `Engine.check` does.  Ray calls this every `HEALTH_S` s, and replaces a replica that raises."""
         self._engine.check()
 
 
@@ -83,24 +83,24 @@ def serve_replicas(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `replicas` of `LLM(**options)` at `host` and `port` until a signal comes.  See `server.serve` for
-    arguments.
+    """Serves several engines `LLM(**options)` at `host` and `port` until a signal comes.  `server.serve` explains the
+    other arguments.
 
     On a GPU each replica has its own GPU.  On a CPU each replica has `threads` threads, by default its share of the
-    cores.  Raises `ValueError` if there is no such cluster, the port is taken, or the model cannot be loaded."""
-    limits, places = limits or Limits(), int(options["max_num_seqs"])
+    cores.  Raises `ValueError` if the Ray cluster is missing, the port is taken, or the model cannot be loaded."""
+    limits, batch_size = limits or Limits(), int(options["max_num_seqs"])
     threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
     on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
     number: dict[str, Any] = {"num_replicas": replicas.count}
     if replicas.most is not None:
         number = {"autoscaling_config": AutoscalingConfig(
-            min_replicas=replicas.count, max_replicas=replicas.most, target_ongoing_requests=places
+            min_replicas=replicas.count, max_replicas=replicas.most, target_ongoing_requests=batch_size
         )}  # fmt: skip
     deployment = serve.deployment(Replica, **number).options(
         name="engine",
         ray_actor_options={"num_gpus": 1} if on_gpu else {"num_cpus": threads},
         # What is above the limit must reach the replica, which answers 429: Ray's proxy would keep it, without a limit.
-        max_ongoing_requests=places + limits.max_queue + REFUSED_AT_ONCE,
+        max_ongoing_requests=batch_size + limits.max_queue + REFUSED_AT_ONCE,
         health_check_period_s=HEALTH_S,
         graceful_shutdown_timeout_s=drain_s,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
@@ -128,7 +128,7 @@ def serve_replicas(
 
 
 def _reason(error: RuntimeError) -> str:
-    """Returns why the deployment failed: the last line of the replica's traceback, or else Ray's own message."""
+    """Returns the reason of a failed deployment: the last line of the replica's traceback, or else Ray's message."""
     state = serve.status().applications.get(NAME)
     messages = [deployment.message for deployment in state.deployments.values()] if state else []
     lines = "\n".join(messages).splitlines()
@@ -138,9 +138,9 @@ def _reason(error: RuntimeError) -> str:
 
 @contextmanager
 def _cluster(address: str | None, cpus: int) -> Iterator[None]:
-    here = {} if address else {"num_cpus": max(cpus, os.cpu_count() or 1)}
+    cores = {} if address else {"num_cpus": max(cpus, os.cpu_count() or 1)}
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **here)
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **cores)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ValueError(f"ray: expected a cluster at {address!r}, got {error}") from error
     try:

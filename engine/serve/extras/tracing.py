@@ -1,4 +1,4 @@
-"""Traces of requests for OpenTelemetry.  A span for each request contains the spans of queue, prefill and decode."""
+"""Sends traces of requests to OpenTelemetry.  The span of a request contains the spans of queue, prefill and decode."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
     """Returns two functions.  The first sends the spans of an ended request to `endpoint` (OTLP over HTTP).  The second
     shuts the exporter down.
 
-    Attributes have the names of OpenTelemetry's conventions for generative AI.  Raises `ValueError` if the packages of
-    `rooflab[tracing]` are missing."""
+    Span attributes have the names of OpenTelemetry's conventions for generative AI.  Raises `ValueError` if the
+    packages of `rooflab[tracing]` are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -35,9 +35,9 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
 
     def ended(call: Call) -> None:
         times = [answer_times for answer_times in call.token_times_s if answer_times]
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         first = min((answer_times[0] for answer_times in times), default=None)
-        last = max((answer_times[-1] for answer_times in times), default=now) if call.ended else now
+        last = max((answer_times[-1] for answer_times in times), default=now_s) if call.ended else now_s
         parent = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
@@ -52,11 +52,11 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
         span = tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=at(call.arrival_s))
         if not call.ended:
             span.set_status(StatusCode.ERROR, "dropped before its end")
-        inside = set_span_in_context(span)
+        context = set_span_in_context(span)
         marks = (call.arrival_s, call.started_s, first, last)
-        for name, begin, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
-            if begin is not None:
-                tracer.start_span(name, inside, start_time=at(begin)).end(at(last if end is None else end))
+        for name, start, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
+            if start is not None:
+                tracer.start_span(name, context, start_time=at(start)).end(at(last if end is None else end))
         span.end(at(last))
 
     return ended, provider.shutdown
