@@ -27,13 +27,16 @@ class DecodeBatch:
         self.block_table = np.full((max_num_seqs, max_blocks), -1, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self._row_index = np.arange(max_num_seqs)
+        self.changed = True
+        """Whether rows joined, left or moved by more than one token since the last step."""
+        self._advanced = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
         """Appends `sequence`.  The next step computes its last token: the token `source` of the last draw."""
-        row = len(self.rows)
+        row, self.changed = len(self.rows), True
         self.rows.append(sequence)
         sequence.row = row
         self.num_blocks[row] = 0
@@ -49,7 +52,7 @@ class DecodeBatch:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes `sequence`.  The last row of the batch moves into the free row."""
-        row, last_sequence = sequence.row, self.rows.pop()
+        row, last_sequence, self.changed = sequence.row, self.rows.pop(), True
         if last_sequence is not sequence:
             for array in (self.source, self.positions, self.block_table, self.num_blocks):
                 array[row] = array[len(self.rows)]
@@ -60,6 +63,12 @@ class DecodeBatch:
         """Computes `block_table`, `seq_lens` and `slot_mapping` of the step from the positions."""
         n = len(self.rows)
         positions = self.positions[:n]
+        advanced, self._advanced = self._advanced, False
+        if not self.changed and (positions % self.block_size).all():  # no row begins a page
+            self.seq_lens[:n] += advanced
+            self.slot_mapping[:n] += advanced
+            return
+        self.changed = False
         block = positions // self.block_size
         for row in np.flatnonzero(block >= self.num_blocks[:n]):
             self.set_blocks(self.rows[row])
@@ -72,3 +81,4 @@ class DecodeBatch:
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1
+        self._advanced = True

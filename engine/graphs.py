@@ -85,6 +85,8 @@ class DecodeReplays:
         """Maps the number of sequences and of threads to a recording."""
         self.refusals: dict[str, str] = {}
         """Maps a bucket to the reason why its steps cannot be recorded."""
+        self.note_time: Callable[[str, float], None] | None = None
+        """Gets the kernel and the seconds of each launch of a replay, if it is set."""
         self._forward = forward
         self._logits = logits
         self._batch = batch
@@ -98,10 +100,12 @@ class DecodeReplays:
             return None
         self._batch.prepare()
         torch.index_select(drawn, 0, torch.from_numpy(self._batch.source[:n]), out=self._ids[:n])
-        replay = self.recordings.get((n, torch.get_num_threads())) or self._record(n)
-        if replay is None:
+        recording = self.recordings.get((n, torch.get_num_threads()))
+        note_time = recording and self.note_time  # the first step is an eager one too, whose ops are timed then
+        recording = recording or self._record(n)
+        if recording is None:
             return None
-        if kernel := replay():
+        if kernel := recording.timed(note_time) if note_time else recording():
             self._step(n)  # the kernel's own check says what is wrong
             raise RuntimeError(f"{kernel} refused its arguments in a replayed step, and not in the same step again")
         return self._logits[:n]
@@ -113,12 +117,13 @@ class DecodeReplays:
 
     def _record(self, n: int) -> Recording | None:
         try:
-            replay = self.recordings[n, torch.get_num_threads()] = record(partial(self._step, n), self._logits[:n])
+            recording = record(partial(self._step, n), self._logits[:n])
         except RecordError as error:
             self.refusals[bucket_of(n)] = str(error)
             logging.getLogger(__name__).warning("decode steps of %s run eagerly: %s", bucket_of(n), error)
             return None
-        return replay
+        self.recordings[n, torch.get_num_threads()] = recording
+        return recording
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:

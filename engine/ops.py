@@ -53,12 +53,15 @@ class OpSet:
                 name = FUSED if choice.op == FUSED else "gemm"
                 table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(way))
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
+        self._by_rows: dict[tuple[int, int], SimpleNamespace] = {}
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
         """Returns the kernels for a step with the given row counts, as a namespace with one function for each op."""
-        rows = num_decodes + num_drafted + num_prompt_tokens
-        all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
-        return SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
+        key = num_decodes + num_drafted + num_prompt_tokens, num_decodes
+        if key not in self._by_rows:
+            all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in key)
+            self._by_rows[key] = SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
+        return self._by_rows[key]
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""

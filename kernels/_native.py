@@ -85,12 +85,11 @@ class NativeFunction:
         loaded: Any = ctypes.CDLL(str(library(source)))
         self.run, self.entry, self._types = loaded.run, ctypes.cast(loaded.replay, ctypes.c_void_p).value, types
         self.run.restype, self.run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
-        self.name = f"{source.parent.name}/{source.stem}"
 
     def __call__(self, *arguments: Any) -> int:
         """Calls the function.  Returns 0, or a number that says which check of the arguments failed."""
-        if recorded is not None:
-            recorded.append((self, arguments))
+        if note_launch is not None:
+            note_launch(self, arguments)
         return self.run(*arguments)  # type: ignore[no-any-return]
 
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
@@ -112,10 +111,8 @@ class NativeFunction:
         return (ctypes.c_uint64 * len(values))(*values)
 
 
-Launch = tuple[NativeFunction, tuple[Any, ...]]
-"""A C++ function and the arguments of one call."""
-recorded: list[Launch] | None = None
-"""Collects the launches while a recording runs (`_replay.py`), else None."""
+note_launch: Callable[[NativeFunction, tuple[Any, ...]], None] | None = None
+"""Gets each function and its arguments while a recording runs (`_replay.py`), else None."""
 
 
 @cache

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.kernels import _native
-from rooflab.kernels._native import Launch, built
+from rooflab.kernels._native import NativeFunction, built
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 ALIGNMENT = 64
@@ -32,12 +32,31 @@ class RecordError(ValueError):
     """Says that a function cannot be recorded.  The message names the kernel and the torch op that it calls."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """Holds one call of a C++ function."""
+
+    kernel: str
+    """The kernel that called, such as `gemm/native`."""
+    function: NativeFunction
+    arguments: tuple[Any, ...]
+
+
 class _Recorder(TorchDispatchMode):
-    """Collects the tensors that a function allocates.  Raises `RecordError` on other torch ops, except views."""
+    """Collects the C++ launches and the allocated tensors of a function.  Refuses other torch ops, except views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffers: list[Tensor] = []
+        self.launches: list[Launch] = []
+
+    def __enter__(self) -> _Recorder:
+        _native.note_launch = lambda *launch: self.launches.append(Launch(_kernel_of_call(), *launch))
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        _native.note_launch = None
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -50,14 +69,14 @@ class _Recorder(TorchDispatchMode):
 
 
 def _kernel_of_call() -> str:
-    """Returns the kernel that calls torch now, such as `gemm/library`, by the file of the innermost stack frame."""
-    frame = sys._getframe(1)
+    """Returns the kernel that runs now, such as `gemm/library`, by the file of the outermost launcher on the stack."""
+    kernel, frame = "the function", sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.parent.parent == SOURCE.parent:
-            return f"{path.parent.name}/{path.stem}"
+            kernel = f"{path.parent.name}/{path.stem}"
         frame = frame.f_back  # type: ignore[assignment]
-    return "the function"
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -99,14 +118,14 @@ class Recording:
     def __init__(self, launches: Sequence[Launch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
         """Takes the recorded launches, and `moved`, which maps a recorded address to the address that replaces it.  The
         new addresses lie in `memory` and `out`."""
-        self.kernels = [function.name for function, _ in launches]
+        self.kernels = [launch.kernel for launch in launches]
         """The kernel of each launch, such as `gemm/native`."""
         self.memory = memory
         """The memory of all tensors between the launches, as bytes."""
         self._kept = launches, out  # the lists below hold addresses only
-        self._slots = [function.slots(arguments, moved) for function, arguments in launches]
+        self._slots = [launch.function.slots(launch.arguments, moved) for launch in launches]
         addresses = ctypes.c_void_p * len(launches)
-        self._entries = addresses(*(function.entry for function, _ in launches))
+        self._entries = addresses(*(launch.function.entry for launch in launches))
         self._addresses = addresses(*map(ctypes.addressof, self._slots))
         self._run = built(SOURCE, "pppn").run
 
@@ -116,11 +135,14 @@ class Recording:
         failed = self._run(self._entries, self._addresses, seconds, len(self.kernels))
         return None if failed < 0 else self.kernels[failed]
 
-    def seconds(self) -> list[float]:
-        """Runs all launches and returns the seconds of each.  Reads a clock before and after each launch."""
-        times = (ctypes.c_double * len(self.kernels))()
-        self(times)
-        return list(times)
+    def timed(self, note: Callable[[str, float], None]) -> str | None:
+        """Runs the launches as a call does, with a clock around each launch.  Then calls `note` with the kernel and the
+        seconds of each launch."""
+        seconds = (ctypes.c_double * len(self.kernels))()
+        failed = self(seconds)
+        for kernel, spent_s in zip(self.kernels, seconds, strict=True):
+            note(kernel, spent_s)
+        return failed
 
 
 def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
@@ -128,13 +150,8 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
 
     The function may launch C++ kernels, allocate tensors and take views.  Raises `RecordError` on other torch ops.
     Also raises it if the function did not allocate its result, or if the result does not have the layout of `out`."""
-    recorder = _Recorder()
-    launches = _native.recorded = []
-    try:
-        with recorder:
-            result = function()
-    finally:
-        _native.recorded = None
+    with _Recorder() as recorder:
+        result = function()
     # `recorder` keeps all buffers alive, so no two of them have the same address.
     storages = sorted((tensor.untyped_storage() for tensor in recorder.buffers), key=lambda storage: storage.data_ptr())
     starts = [storage.data_ptr() for storage in storages]
@@ -145,8 +162,8 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
         return index if index >= 0 and address < starts[index] + storages[index].nbytes() else None
 
     uses: dict[int, list[int]] = {}
-    for number, (function_called, arguments) in enumerate(launches):
-        for address in function_called.addresses(arguments):
+    for number, launch in enumerate(recorder.launches):
+        for address in launch.function.addresses(launch.arguments):
             if (index := buffer_at(address)) is not None:
                 uses.setdefault(index, []).append(number)
     holder = buffer_at(result.data_ptr())
@@ -167,4 +184,4 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
         index = buffer_at(address)
         return address if index is None else targets[index] + address - starts[index]
 
-    return Recording(launches, moved, memory, out)
+    return Recording(recorder.launches, moved, memory, out)

@@ -114,7 +114,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; witho
 Dummy = Annotated[bool, typer.Option("--dummy", help="Use random weights.")]
 Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel for the op; repeatable.")]
 EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or, on a CPU, int8.")]
-Eager = Annotated[bool, typer.Option("--enforce-eager", help="Launch each kernel by itself, without CUDA graphs.")]
+Eager = Annotated[bool, typer.Option("--enforce-eager", help="Launch each kernel by itself: no graphs or replays.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second in an open loop; inf: all at once.")]

@@ -7,6 +7,8 @@ bounds.
 On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
 an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
 graphs if the engine has graphs.  The ITL is then shorter than such a step.
+
+On a CPU a decode step is the engine's replayed step (`engine/graphs.py`).  C++ reads a clock around each launch.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -183,11 +185,12 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
         calls = calls_of(llm, step, kind, batch, context)
         plain_s, timed, ops_s = list[float](), list[float](), list[list[float]]()
         for _ in range(steps):
-            # Without graphs, as the timed step is; the ITL below is with them, where the engine has some.
-            with wrapped_ops(llm.runner, lambda op, function: function):
+            # Without CUDA graphs, as the timed step is; the ITL below is with them, where the engine has some.
+            on_gpu = llm.device.type == "cuda"
+            with wrapped_ops(llm.runner, lambda op, function: function) if on_gpu else nullcontext():
                 plain_s.append(seconds_of(step))
             spans: list[tuple[Mark, Mark]] = []
-            with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(llm.device.type == "cuda"))):
+            with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(on_gpu)), partial(_note_time, spans)):
                 timed.append(seconds_of(step))
             ops_s.append([seconds_between(*span) for span in spans])
     rows, indices = [], defaultdict[tuple[str, str, str], list[int]](list)
@@ -255,6 +258,10 @@ def seconds_of(step: Callable[[], Any]) -> float:
     start_s = time.perf_counter()
     step()
     return time.perf_counter() - start_s
+
+
+def _note_time(spans: list[tuple[Mark, Mark]], kernel: str, seconds: float) -> None:
+    spans.append((0.0, seconds))
 
 
 def _timed(

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from rooflab.engine.choose.model_shapes import DECODE, PRODUCTS
+from rooflab.engine.graphs import DecodeReplays
 from rooflab.engine.model_runner import ModelRunner
 
 Spent = defaultdict[str, list[float]]
@@ -18,18 +20,28 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 @contextmanager
-def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
-    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns off CUDA graphs, which call no ops."""
+def wrapped_ops(
+    runner: ModelRunner, wrap: Wrap, note_time: Callable[[str, float], None] | None = None
+) -> Iterator[None]:
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns off recorded steps, which call no ops.
+
+    With `note_time`, decode steps on a CPU are still replayed.  `note_time` then gets the kernel (such as
+    `gemm/native`) and the seconds of each launch of a replay."""
     ops, graphs = runner.ops, runner.graphs
+    replays = graphs if note_time and isinstance(graphs, DecodeReplays) else None
 
     def step(*sizes: int) -> SimpleNamespace:
         return SimpleNamespace(**{op: wrap(op, function) for op, function in vars(ops.step(*sizes)).items()})
 
-    runner.ops, runner.graphs = SimpleNamespace(step=step), None  # type: ignore[assignment]
+    runner.ops, runner.graphs = SimpleNamespace(step=step), replays  # type: ignore[assignment]
+    if replays:
+        replays.note_time = note_time
     try:
         yield
     finally:
         runner.ops, runner.graphs = ops, graphs
+        if replays:
+            replays.note_time = None
 
 
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:
@@ -47,4 +59,8 @@ def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]
 
         return call
 
-    return wrapped_ops(runner, timed)
+    def note_time(kernel: str, seconds: float) -> None:
+        op = kernel.partition("/")[0]
+        spent[{"paged_attention": DECODE, **dict.fromkeys(PRODUCTS, "gemm")}.get(op, op)].append(seconds)
+
+    return wrapped_ops(runner, timed, note_time)

@@ -63,6 +63,7 @@ class SpeculativeRunner(ModelRunner):
             order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[order] = np.arange(len(order))
             self.batch.positions[order] += counts[: len(order)]
+            self.batch.changed = True
             self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:

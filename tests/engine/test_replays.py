@@ -91,14 +91,9 @@ class Counter(TorchDispatchMode):
 def test_a_replayed_step_calls_no_torch_op_between_the_token_ids_and_the_logits(tmp_path):
     llm = tiny_llm(tmp_path)
     llm.generate(prompts(3), GREEDY)
-    llm.runner.batch.rows = [None, None, None]  # three sequences whose pages do not change
-    llm.runner.batch.num_blocks[:3] = 100
-    with torch.inference_mode(), Counter() as counter:
-        assert llm.runner.graphs(torch.tensor([5, 6, 7])).shape == (3, 1024)
-    of_a_step = counter.names
     with Counter() as counter:
         assert llm.runner.graphs.recordings[3, torch.get_num_threads()]() is None
-    assert counter.names == [] and [name for name in of_a_step if "slice" not in name] == ["aten::index_select.out"]
+    assert counter.names == []
 
 
 def test_a_kernel_that_cannot_be_recorded_is_named_once_and_serves_eagerly(tmp_path, caplog):
@@ -117,7 +112,7 @@ def test_a_launch_that_refuses_its_arguments_says_what_the_eager_kernel_says(tmp
     llm.add_request(prompts(2)[1], GREEDY)
     llm.step(), llm.step()
     llm.runner.batch.block_table[0, 0] = 10**6
-    with pytest.raises(ValueError, match=r"slot_mapping: expected at most 65535, got \[16000007\]"):
+    with pytest.raises(ValueError, match="block_table: expected pages below 4096 up to each length, got 1000000"):
         llm.step()
 
 

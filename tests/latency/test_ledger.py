@@ -38,7 +38,7 @@ OPTIONS = {"max_num_seqs": 3, "max_num_batched_tokens": 128, "prefix_caching": F
 def test_a_measured_ledger_has_every_call_with_its_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, batch: int, context: int
 ) -> None:
-    llm, ticks = tiny_llm(tmp_path, **OPTIONS), itertools.count()
+    llm, ticks = tiny_llm(tmp_path, enforce_eager=True, **OPTIONS), itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 1e-3 * next(ticks))
     monkeypatch.setattr("rooflab.bench.latency.ledger.time", clock)
     monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
@@ -48,6 +48,19 @@ def test_a_measured_ledger_has_every_call_with_its_cost(
     assert all(row.ms > 0 and row.cost and row.cost.bytes > 0 and row.bound_ms for row in found.rows)
     assert found.ops_ms > 0 < found.host_ms and (found.itl_ms is None) == (kind == "prefill") and not llm.has_work
     assert found.residual == pytest.approx(0, abs=1e-9), "every step takes the same number of ticks"
+
+
+@pytest.mark.needs("C++ compiler")
+def test_a_replayed_step_has_the_time_of_each_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    native = {op: "native" for op in ("embedding", "rmsnorm", "fused_add_rmsnorm", "gemm", "silu_and_mul")}
+    llm = tiny_llm(tmp_path, **OPTIONS, swap=native)
+    for batch in (1, 3):
+        found = measured(llm, "decode", batch, 20, steps=4)
+        assert sum(row.calls for row in found.rows) == 1 + 9 * llm.arch.num_layers + 3
+        assert all(row.ms > 0 for row in found.rows) and found.host_ms > 0
+        assert (batch, torch.get_num_threads()) in llm.runner.graphs.recordings
+    assert llm.runner.graphs.note_time is None
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
@@ -225,8 +238,8 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert largest == sorted(largest, reverse=True)
     widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
     assert max(widths) == pytest.approx(100) and min(widths) > 1 and "Where a step" in render(content)
-    status, _, err = rooflab("whatif", *asked[1:], "--swap", "embedding=library")
-    assert status == 2 and "swap: the engine runs embedding=library already" in err
+    status, _, err = rooflab("whatif", *asked[1:], "--swap", "sample=prefilter")
+    assert status == 2 and "swap: the engine runs sample=prefilter already" in err
     monkeypatch.setattr("rooflab.bench.latency.ledger.MOST_OPS", 0.0)
     for words in (asked, ("whatif", *asked[1:], "--kernel", "gemm=0.5x")):
         status, out, _ = rooflab(*words, "--out", tmp_path / "noisy")
