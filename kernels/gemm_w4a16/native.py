@@ -1,0 +1,105 @@
+"""Implements the kernel `native` in C++ for the CPU: codes become exact bf16 or fp32 values in registers.
+
+With AVX512-BF16 one instruction turns the codes of two neighbours along K into bf16 for 16 columns, and one multiplies
+them.  Elsewhere codes become fp32 values.  The fp32 sum of a group is multiplied by the group's scale, so no weight is
+rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels.gemm._operands import along_k
+from rooflab.kernels.gemm.native import PANEL
+from rooflab.kernels.launcher import kernel
+from rooflab.reference.contract import Packed
+from rooflab.reference.gemm_w4a16 import group_size
+from rooflab.reference.quantization import INT4_ZERO, unpack_int4
+from rooflab.reference.rules import check_dtype, check_shape
+from rooflab.reference.spec import Arguments, nbytes
+from rooflab.roofline.model import Traffic
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+WORD = 8
+"""The number of codes in a 32-bit word."""
+
+
+@dataclass(frozen=True)
+class Int4Panels(Packed):
+    """A weight of four-bit codes (N, K/2) in panels of 32 columns, with its scales and zero points.
+
+    `tensor`: (N / 32 rounded up, K / 8, 32) int32 words.  K is padded to whole groups, with codes of zero.
+    """
+
+    scales: Tensor
+    """(N / 32, groups, 32), in the dtype of the op's `scale`."""
+    zeros: Tensor | None
+    """(N / 32, groups, 32) uint8, or None."""
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the bytes of codes, scales and zero points, with padding."""
+        return self.tensor.nbytes + nbytes(self.scales, self.zeros)
+
+
+def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Int4Panels:
+    """Packs `b` (N, K/2) uint8 with the op's scale and zero.  Raises `ValueError` on another dtype or shape."""
+    check_shape("b", b, None, None)
+    check_dtype("b", b, torch.uint8)
+    (N, K), groups = (b.shape[0], 2 * b.shape[1]), scale.shape[1]
+    padded_k = groups * group_size(K, groups)
+    panels = -(-N // PANEL)
+    codes = torch.full((panels * PANEL, padded_k), INT4_ZERO, dtype=torch.int32, device=b.device)
+    codes[:N, :K] = unpack_int4(b)
+    if zero is not None and K < padded_k:
+        codes[:N, K:] = zero[:, -1:]
+    # A word's four-bit field j has k = 2 j, and the field j + 4 has k = 2 j + 1.
+    fields = codes.view(panels, PANEL, padded_k // WORD, WORD // 2, 2).permute(0, 2, 1, 4, 3).flatten(3)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int64, device=b.device)
+    words = (fields.long() << shifts).sum(-1)
+    words = torch.where(words >= 2**31, words - 2**32, words).int()
+
+    def by_panel(values: Tensor) -> Tensor:
+        padded = torch.zeros(panels * PANEL, groups, dtype=values.dtype, device=values.device)
+        padded[:N] = values
+        return padded.view(panels, PANEL, groups).mT.contiguous()
+
+    zeros = None if zero is None else by_panel(zero)
+    return Int4Panels(words.contiguous(), (N, K // 2), b.dtype, by_panel(scale), zeros)
+
+
+def shape(of: Arguments) -> Any:
+    """Returns the sizes, strides and threads for a layout."""
+    (M, N), groups = of.c.shape, of.scale.shape[1]
+    group = group_size(of.a.shape[1], groups)
+    return sizes(M, N, groups * group, group, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Counts every operand once."""
+    a, (N, half_k) = inputs.a, inputs.b.shape
+    read_bytes = nbytes(a, inputs.scale, inputs.zero, inputs.bias) + N * half_k
+    return Traffic(read_bytes, len(a) * N * a.element_size())
+
+
+@kernel(
+    backend="cpp",
+    devices=("cpu",),
+    prepare=pack,
+    packed=Int4Panels,
+    bind=shape,
+    traffic=traffic,
+    holds=along_k("a"),
+)
+def native(
+    a: Tensor, b: Int4Panels, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *, bound: Any
+) -> None:
+    """Computes `a @ W + bias` in fp32, rounded once.  `b` is from `pack` and contains scale and zero."""
+    pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, b.zeros, bias, c))
+    built(SOURCE, "ipppppppn")(DTYPES[b.scales.dtype], *pointers, bound, a.shape[1])
