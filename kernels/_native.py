@@ -1,8 +1,8 @@
 """Builds C++ kernels for the CPU with the machine's compiler, once for each source, and calls them by ctypes.
 
-A launcher of two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher takes 3 us for each call too.  The
-cache folder keeps each built library under a file name that is a hash of all inputs of the build.  Parallel loops run
-on torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
+A call with two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher also takes 3 us for each call.  The
+cache folder keeps each built library.  Its file name is a hash of all inputs of the build.  Parallel loops run on
+torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from rooflab.kernels._folders import cache_folder, check_writable
 
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+COMPILER_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The number that stands for each dtype in a C++ function."""
-TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
+ARGUMENT_TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 @cache
@@ -47,18 +47,18 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns the reason why a compiler cannot compile our headers, or None if it can.  Tests each compiler once."""
-    texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
-    marker = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
-    if marker.is_file():
+    """Returns the reason why the compiler at `path` cannot compile our headers, or None.  Tests each compiler once."""
+    hashed_texts = (_version(path), *(header.read_text() for header in HEADERS), *COMPILER_OPTIONS)
+    marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
+    if marker_path.is_file():
         return None
-    command = [path, *OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
+    command = [path, *COMPILER_OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         return f"needs GCC 12 or Clang 15; {path} says: {_first_error(process.stderr)}"
-    check_writable("ROOFLAB_CACHE", marker.parent)
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    check_writable("ROOFLAB_CACHE", marker_path.parent)
+    marker_path.parent.mkdir(parents=True, exist_ok=True)
+    marker_path.touch()
     return None
 
 
@@ -80,12 +80,12 @@ def built(source: Path, types: str) -> Callable[..., int]:
     """Returns the function `run` of a C++ file, built for this processor.  `types` has one letter per argument: i
     (int), n (int64), f (float), p (pointer).  Raises `ValueError` with the compiler's first error."""
     run: Any = ctypes.CDLL(str(library(source))).run
-    run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
+    run.restype, run.argtypes = ctypes.c_int, [ARGUMENT_TYPES[letter] for letter in types]
     return run  # type: ignore[no-any-return]
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """Returns an array of 64-bit integers, which a C++ function takes as a pointer."""
+    """Returns the `numbers` as an array of 64-bit integers.  A C++ function takes this array as a pointer."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
@@ -94,21 +94,21 @@ def library(source: Path) -> Path:
     path = compiler()
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
-    openmp = _openmp_of_torch()
+    openmp_path = _openmp_of_torch()
     headers = (header.read_text() for header in HEADERS)
-    texts = (source.read_text(), *headers, _version(path), processor(), openmp, *OPTIONS)
-    name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
-    target = _folder() / f"{source.parent.name}-{name}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temp_folder:
-        compiled, linked = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
+    hashed_texts = (source.read_text(), *headers, _version(path), processor(), openmp_path, *COMPILER_OPTIONS)
+    name = hashlib.sha256("\0".join(hashed_texts).encode()).hexdigest()[:24]
+    library_path = _folder() / f"{source.parent.name}-{name}.so"
+    if library_path.is_file():
+        return library_path
+    library_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library_path.parent) as temp_folder:
+        object_path, linked_path = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
-        _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", str(source), "-o", str(compiled)], source)
-        _run([path, "-shared", str(compiled), openmp, "-o", str(linked)], source)
-        linked.replace(target)
-    return target
+        _run([path, *COMPILER_OPTIONS, f"-I{HEADERS[0].parent}", "-c", str(source), "-o", str(object_path)], source)
+        _run([path, "-shared", str(object_path), openmp_path, "-o", str(linked_path)], source)
+        linked_path.replace(library_path)
+    return library_path
 
 
 def _run(command: list[str], source: Path) -> None:
@@ -119,11 +119,11 @@ def _run(command: list[str], source: Path) -> None:
 
 def _openmp_of_torch() -> str:
     """Returns the path of the OpenMP library that torch loaded in this process."""
-    mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
-    return next((path for path in mapped if "/torch/" in path), mapped[0] if mapped else "-lgomp")
+    library_paths = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
+    return next((path for path in library_paths if "/torch/" in path), library_paths[0] if library_paths else "-lgomp")
 
 
 def processor() -> str:
-    """Returns the processor's model and features.  A library built for another processor may not run here."""
+    """Returns the processor's model and features.  A library that was built for another processor may not run here."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

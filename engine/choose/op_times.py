@@ -19,8 +19,8 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @contextmanager
 def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
-    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns off CUDA graphs, which call no ops."""
-    ops, graphs = runner.ops, runner.graphs
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block, without CUDA graphs, which call no ops."""
+    ops, cuda_graphs = runner.ops, runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:
         return SimpleNamespace(**{op: wrap(op, function) for op, function in vars(ops.step(*sizes)).items()})
@@ -29,14 +29,13 @@ def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
     try:
         yield
     finally:
-        runner.ops, runner.graphs = ops, graphs
+        runner.ops, runner.graphs = ops, cuda_graphs
 
 
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:
     """Returns a context that adds the seconds of each call of an op to `spent`.
 
-    On a GPU these are the times of launches, because the context does not wait for the device.
-    """
+    On a GPU these are the times of launches, because nothing waits for the device."""
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

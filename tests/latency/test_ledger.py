@@ -208,7 +208,11 @@ def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_p
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ceilings_for", lambda _: CEILINGS), ("why_noisy", lambda *_: ""), ("MOST_OPS", math.inf)):
+    for name, value in (
+        ("ceilings_for", lambda _: CEILINGS),
+        ("why_noisy", lambda *_: ""),
+        ("MAX_OPS_RATIO", math.inf),
+    ):
         monkeypatch.setattr(f"rooflab.bench.latency.ledger.{name}", value)
     write_config(tmp_path / "tiny")
     asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")
@@ -227,7 +231,7 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert max(widths) == pytest.approx(100) and min(widths) > 1 and "Where a step" in render(content)
     status, _, err = rooflab("whatif", *asked[1:], "--swap", "embedding=library")
     assert status == 2 and "swap: the engine runs embedding=library already" in err
-    monkeypatch.setattr("rooflab.bench.latency.ledger.MOST_OPS", 0.0)
+    monkeypatch.setattr("rooflab.bench.latency.ledger.MAX_OPS_RATIO", 0.0)
     for words in (asked, ("whatif", *asked[1:], "--kernel", "gemm=0.5x")):
         status, out, _ = rooflab(*words, "--out", tmp_path / "noisy")
         assert status == 13 and "NOISY" in out and " times as long as the step" in out and "share" not in out
