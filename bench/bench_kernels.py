@@ -2,8 +2,8 @@
 
 Run `pytest bench --benchmark`, or `pytest bench --benchmark -k gemm` for one op.  A kernel is timed only if it passes
 the whole check on the op's first small case, in a child process.  Afterwards the outputs of the timed calls are
-checked.  Outputs for other data at the same addresses are checked too.  The kernels of one case form one group of the
-table.
+checked, and also the outputs for other data at the same addresses.  The table has one group for the kernels of each
+case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rooflab.bench.core import Checkers, CheckTask, Rotation, Unseen, default_scheme, pick_device
-from rooflab.bench.plugin.plugin import SKIPPED, asked
+from rooflab.bench.plugin.plugin import SKIP_REASON, asked
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
@@ -30,8 +30,8 @@ SEED = 0
 
 def scheme_here(spec: OpSpec) -> str:
     """Returns the engine's default dtype on this device, or the op's first scheme if the op lacks that dtype."""
-    default = default_scheme(pick_device(None))
-    return default if default in spec.schemes else spec.schemes[0]
+    engine_scheme = default_scheme(pick_device(None))
+    return engine_scheme if engine_scheme in spec.schemes else spec.schemes[0]
 
 
 def timeable() -> Iterator[Any]:
@@ -40,8 +40,8 @@ def timeable() -> Iterator[Any]:
         cases = dict.fromkeys(case for suite in SUITES for case in spec.cases.get(suite, ()))
         for case in cases:
             for kernel in kernels(spec.name).values():
-                interpreted = kernel.backend == "triton" and interpreting()
-                if kernel.why_not_here(pick_device(None)) is None and not interpreted:
+                is_interpreted = kernel.backend == "triton" and interpreting()
+                if kernel.why_not_here(pick_device(None)) is None and not is_interpreted:
                     scheme = scheme_here(spec)
                     group = pytest.mark.benchmark(
                         group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if asked(metafunc.config):
         parameters = list(timeable())
     else:
-        parameters = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
+        parameters = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIP_REASON))]
     metafunc.parametrize(("op", "kernel", "case", "scheme"), parameters)
 
 
@@ -71,21 +71,21 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, times it, and then checks the outputs of the timed calls."""
-    spec, target, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    spec, target_kernel, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
     input_args = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
-    if refusal := target.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
+    if refusal := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
         pytest.skip(str(refusal))
     status, reason = gate(op, kernel)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
-    copies = Rotation.copies(*input_args, SEED)
-    rotation, first = Rotation(target, spec, copies), Unseen(*input_args, copies, SEED)
+    input_copies = Rotation.copies(*input_args, SEED)
+    rotation, first_check = Rotation(target_kernel, spec, input_copies), Unseen(*input_args, input_copies, SEED)
 
     def afterwards() -> str | None:
-        if fault := first.wrong({"": rotation}).get(""):
+        if fault := first_check.wrong({"": rotation}).get(""):
             return fault
-        second_check = Unseen(*input_args, copies, SEED)
-        for _ in copies:
+        second_check = Unseen(*input_args, input_copies, SEED)
+        for _ in input_copies:
             rotation()
         return second_check.wrong({"": rotation}).get("")
 
-    kernel_benchmark(rotation, cost=spec.cost_of(copies[0]), afterwards=afterwards)
+    kernel_benchmark(rotation, cost=spec.cost_of(input_copies[0]), afterwards=afterwards)

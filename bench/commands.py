@@ -1,4 +1,4 @@
-"""Does the work of the commands, and prints nothing.  Functions take selected kernels, and return rows and records."""
+"""Does the work of the CLI commands, but prints nothing.  The functions return table rows and records."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of
+from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import resolve
 
-LEAST_S, TIMING_SHARE = 0.05, 0.3
+MIN_TIMING_S, TIMING_SHARE = 0.05, 0.3
 """The least seconds for a kernel's samples on a case, and the share of a time limit that samples get.  The rest of the
 limit is for inputs, checks and compilation."""
 
@@ -37,7 +37,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
     An op without a library kernel, and a plug-in that cannot be imported, also get a row with the reason."""
     device = pick_device(None)
-    serves = _settled() if device.type == "cpu" else {}
+    settled_texts = _settled() if device.type == "cpu" else {}
     rows: list[Row] = []
     for op in ops or registry.ops():
         spec = registry.get_op(op)
@@ -45,10 +45,10 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
             reason = kernel.why_not_here(device)
             row: Row = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             run_note = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
-            words = [str(reason) if reason else serves.get(kernel.id, run_note)]
+            reason_parts = [str(reason) if reason else settled_texts.get(kernel.id, run_note)]
             if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
-                words.append("`rooflab check` emulates it")
-            rows.append(row | {"available": reason is None, "reason": "; ".join(words)})
+                reason_parts.append("`rooflab check` emulates it")
+            rows.append(row | {"available": reason is None, "reason": "; ".join(reason_parts)})
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
@@ -59,41 +59,41 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Names, for each kernel, the size ranges in which it was fastest for the model that this CPU loaded last."""
+    """Returns, for each kernel that was fastest at some sizes, a text with these sizes and the last loaded model."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
-    newest: dict[str, Json] = next(known(), {"times_us": {}})
-    buckets: dict[str, list[str]] = {}
-    for op, of_op in newest["times_us"].items():
-        for bucket in map(bucket_of, BUCKETS):
-            if times := of_op.get(bucket):
-                buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
-    texts = {name: f"fastest for {newest['model']} in {' '.join(served)}" for name, served in buckets.items()}
-    unsure = {
+    choice: dict[str, Json] = next(known(), {"times_us": {}})
+    kernel_buckets: dict[str, list[str]] = {}
+    for op, op_times in choice["times_us"].items():
+        for bucket in map(bucket_of, BUCKET_ROWS):
+            if bucket_times := op_times.get(bucket):
+                kernel_buckets.setdefault(f"{op}/{min(bucket_times, key=bucket_times.__getitem__)}", []).append(bucket)
+    texts = {name: f"fastest for {choice['model']} in {' '.join(served)}" for name, served in kernel_buckets.items()}
+    unsure_kernels = {
         name
-        for op, unsure_bucket in newest.get("provisional", ())
+        for op, unsure_bucket in choice.get("provisional", ())
         for name in texts
-        if name.startswith(f"{op}/") and unsure_bucket in buckets[name]
+        if name.startswith(f"{op}/") and unsure_bucket in kernel_buckets[name]
     }
-    return {name: f"{text} ({PROVISIONAL})" if name in unsure else text for name, text in texts.items()}
+    return {name: f"{text} ({PROVISIONAL})" if name in unsure_kernels else text for name, text in texts.items()}
 
 
 def count_benches(chosen: Selection) -> int:
     """Returns the number of records that `run_benches` makes."""
-    default = default_scheme(chosen.device)
+    scheme = default_scheme(chosen.device)
     specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
     return sum(
-        len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec, default)) for spec, kernels in specs
+        len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec, scheme)) for spec, kernels in specs
     )
 
 
 def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
     """Returns, for each op, the selected kernels and the library kernels, which serve for comparison."""
-    by_op = {}
+    kernels_by_op = {}
     for op, kernels in chosen.kernels.items():
-        library = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
-        by_op[op] = tuple(dict.fromkeys((*kernels, *library)))
-    return by_op
+        library_kernels = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
+        kernels_by_op[op] = tuple(dict.fromkeys((*kernels, *library_kernels)))
+    return kernels_by_op
 
 
 def run_benches(
@@ -107,13 +107,13 @@ def run_benches(
     """Checks and times all selected kernels.  Gives each record at once to `writer`, and to the list `into`.
 
     `planted_before` has the ids and schemes of kernels that were checked before with adversarial inputs.  Records that
-    are in `into` at the start are not measured again.  With a time limit, each kernel gets a share of the limit, at
-    most the budget.  `ContextBroken` is raised if there is a limit and a kernel has broken the CUDA context."""
+    are in `into` at the start are not measured again.  A time limit is shared by all kernels, so a kernel may get less
+    time than its budget.  With a limit, raises `ContextBroken` if a kernel has broken the CUDA context."""
     check_caches()
     records = [] if into is None else into
     deadline = time.monotonic() + settings.limit_s
-    measured = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
-    share_s = max(LEAST_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
+    measured_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
+    share_s = max(MIN_TIMING_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
     settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, share_s))
     for op, kernels in _with_baselines(chosen).items():
         spec = registry.get_op(op)
@@ -121,29 +121,29 @@ def run_benches(
             cases = [
                 case
                 for case in chosen.cases_of(spec)
-                if any((op, kernel.name, case.id, scheme.name) not in measured for kernel in kernels)
+                if any((op, kernel.name, case.id, scheme.name) not in measured_keys for kernel in kernels)
             ]
             if time.monotonic() > deadline:
                 return records
-            planted = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
-            run = Measurement(spec, scheme, settings, writer.run_id, planted_before=planted)
-            for number, record in enumerate(run.records(kernels, cases)):
+            planted_names = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
+            measurement = Measurement(spec, scheme, settings, writer.run_id, planted_before=planted_names)
+            for record_number, record in enumerate(measurement.records(kernels, cases)):
                 writer.write(record)
                 records.append(record)
                 advance(f"{op}/{record.kernel} {record.case_id}")
-                if (number + 1) % len(kernels) == 0 and time.monotonic() > deadline:
+                if (record_number + 1) % len(kernels) == 0 and time.monotonic() > deadline:
                     break
     return records
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
-    """Returns the records at `path`, by default of the newest local run.  Also returns the folder for figures."""
+    """Returns the records at `path`, by default those of the newest local run.  Also returns the folder for figures."""
     if path is None:
         files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
-        runs = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
-        if not runs:
+        run_folders = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
+        if not run_folders:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")
-        path = runs[-1]
+        path = run_folders[-1]
     return _read(path), path if path.is_dir() else path.parent
 
 
@@ -166,21 +166,21 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Places records in the roofline plot of a GPU; returns the plot and messages.  Emulated calls use their counted
-    bytes, benchmarks their times if such a GPU was used.  Raises `ValueError` with `name` if no record can be placed.
-    """
+    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  Emulated calls are drawn with their
+    counted bytes.  Benchmarks are drawn with their times if such a GPU measured them.  Raises `ValueError` with `name`
+    if no record can be drawn."""
     device, note = resolve(gpu)
-    points, unplaced = placed_on(records, device)
+    points, unplaced_reasons = placed_on(records, device)
     if not points:
-        expected = "records of the emulator, or benchmarks with a cost that this GPU can do"
-        reason = f": {unplaced[0]}" if unplaced else ""
-        raise ValueError(f"records: expected {expected}, got none in {name}{reason}")
+        expected_text = "records of the emulator, or benchmarks with a cost that this GPU can do"
+        reason = f": {unplaced_reasons[0]}" if unplaced_reasons else ""
+        raise ValueError(f"records: expected {expected_text}, got none in {name}{reason}")
     notes = [note] if note else []
-    imported = any("imported" in record.environment for record in records)
+    has_imports = any("imported" in record.environment for record in records)
     if all(point.seconds is None for point in points):
-        lacks = "no GPU, which `import --column gpu==h100` names"
-        cards = {str((record.environment.get("gpu") or {}).get("name") or lacks) for record in records}
-        reason = f" (its records name {', '.join(sorted(cards))})" if imported else ""
+        no_gpu_text = "no GPU, which `import --column gpu==h100` names"
+        card_names = {str((record.environment.get("gpu") or {}).get("name") or no_gpu_text) for record in records}
+        reason = f" (its records name {', '.join(sorted(card_names))})" if has_imports else ""
         notes.append(f"nothing in {name} was measured on {device.full_name}{reason}, so these are bounds")
-    suffix = ", imported times" if imported and any(point.seconds for point in points) else ""
-    return Drawing(points, [device.ceilings()], device.name + suffix, unplaced=unplaced), notes
+    label_suffix = ", imported times" if has_imports and any(point.seconds for point in points) else ""
+    return Drawing(points, [device.ceilings()], device.name + label_suffix, unplaced=unplaced_reasons), notes

@@ -43,7 +43,7 @@ from rooflab.bench.engine.runs import (
 from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
 from rooflab.bench.report.findings import findings
 from rooflab.bench.report.page import write_report
-from rooflab.engine.choose.model_shapes import DECODE
+from rooflab.engine.choose.model_shapes import DECODE_OP
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
 from rooflab.engine.ops import OpSet
@@ -57,8 +57,8 @@ BENCH_S = 0.15
 """Seconds of timing for each kernel and case."""
 BENCH_FLOPS = 2e9
 """The most FLOPs of a timed case.  5e9 (attention of 2,048 tokens) take a naive kernel half a second on two cores."""
-ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
-HEADER = ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right")
+ROW_FORMAT = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
+HEADER = ROW_FORMAT.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right")
 LEFT_OUT = (
     "checked on smoke cases in {scheme}, also planted ones, and timed at large sizes of SmolLM2-135M; left out: "
     "other dtypes, edge cases and drawn cases, all but the first case of an interpreted kernel (`rooflab check`), and "
@@ -78,7 +78,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     with show.waiting("fetching the model"):
         fetch()  # first, because without the model minutes of work would end without a summary
     folder = out or result_folder()
-    started = time.monotonic()
+    start_time = time.monotonic()
     environment = Environment.now()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
     writer = RunWriter(folder)
@@ -92,8 +92,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     )
     if noisy_count:
         show.line(f"{noisy_count} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
-    sentences = findings(records, partial(served_by_engine, ops))
-    for text in sentences:
+    finding_texts = findings(records, partial(served_by_engine, ops))
+    for text in finding_texts:
         show.line(text, "yellow")
     with show.waiting("3 pictures"):
         figures = draw_records(records, folder)
@@ -102,9 +102,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "wrong": wrong_count,
         "statuses": sorted(({result.status for result in results} | {record.status for record in records}) - {"NOISY"}),
         "noisy": noisy_count,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - start_time, 1),
         "folder": str(folder),
-        "findings": sentences,
+        "findings": finding_texts,
         "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
@@ -129,42 +129,44 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
     show.line(HEADER, "dim")
-    check = Checkers(device)
+    checkers = Checkers(device)
     for op, spec in registry.ops().items():
         scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
         checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
         case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
-        benched = Selection.of(op, None, [], [case.id], [scheme], None)
-        with show.progress(op, len(checks) + count_benches(benched), ended=False) as advance:
+        benches = Selection.of(op, None, [], [case.id], [scheme], None)
+        with show.progress(op, len(checks) + count_benches(benches), ended=False) as advance:
             op_results = []
-            for index, result in check.each(checks):
+            for index, result in checkers.each(checks):
                 writer.write(result.record(checks[index].kernel, writer.run_id, environment))
                 op_results.append(result)
                 advance(result.kernel)
             wrong_names = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
             names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
             right_kernels = frozenset((f"{op}/{name}", scheme) for name in names)
-            timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right_kernels)
-        _show_op(op, op_results, timed)
+            timings = run_benches(benches, Settings(budget_s=budget_s), writer, advance, planted_before=right_kernels)
+        _show_op(op, op_results, timings)
         results += op_results
-        records += timed
+        records += timings
     return results, records
 
 
 def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
-    """Keeps only the first fitting case (sizes) of a kernel that Triton's interpreter runs: a case takes seconds."""
-    first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
-    slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
-    return [item for item in checks if item.kernel not in slow or item.case == (first[item.kernel] or item.case)]
+    """Keeps only the first fitting case (sizes) of each kernel that Triton's interpreter runs: a case takes seconds."""
+    case_of = {task.kernel: first_case(task.kernel, registry.get_op(task.kernel.op), task.scheme) for task in checks}
+    slow_set = {kernel for kernel in case_of if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
+    return [task for task in checks if task.kernel not in slow_set or task.case == (case_of[task.kernel] or task.case)]
 
 
 def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record]) -> None:
     (row,) = best_of_each_op(records) or [{}]
     best = row.get("best")
     roof = next((record.bound_fraction for record in records if record.kernel == best), None)
-    times = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
+    texts = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
     ratio, ok_count = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
-    show.line(ROW.format(op, *times[:2], best or "-", times[2], ratio, "" if roof is None else f"{roof:.0%}", ok_count))
+    show.line(
+        ROW_FORMAT.format(op, *texts[:2], best or "-", texts[2], ratio, "" if roof is None else f"{roof:.0%}", ok_count)
+    )
     for result in results:
         if result.status not in ("OK", *NOT_RUN):
             show.line(f"  {result.describe()}", "red")
@@ -179,30 +181,30 @@ def _short(ms: float | str | None) -> str:
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Returns a row for each op, at its largest case: the times of the naive, the library and the fastest kernel, and
-    the fastest kernel's speed-ups.  Kernels that failed their check or were not timed do not count.  A NOISY
-    (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
+    """Returns a row for each op, at its largest case (sizes): the times of the naive, the library and the fastest
+    kernel, and the fastest kernel's speed-ups.  Kernels that failed their check or were not timed do not count.  A
+    NOISY (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
     rows = []
-    timed = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
-    times = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "OK"}
-    noisy_ms = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "NOISY"}
-    for op, case in {record.op: record.case_id for record in timed if record.latency_median_ms}.items():
-        kernel_ms = {kernel: ms for (kernel_op, kernel), ms in times.items() if kernel_op == op and ms}
-        best = min(kernel_ms, key=lambda kernel: kernel_ms[kernel]) if kernel_ms else None
+    timings = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
+    ok_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "OK"}
+    noisy_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "NOISY"}
+    for op, case in {record.op: record.case_id for record in timings if record.latency_median_ms}.items():
+        kernel_ms = {kernel: ms for (kernel_op, kernel), ms in ok_ms.items() if kernel_op == op and ms}
+        winner = min(kernel_ms, key=lambda kernel: kernel_ms[kernel]) if kernel_ms else None
         row: dict[str, Any] = {"op": op, "case": case}
         for name in ("naive", "library"):
-            unsure = noisy_ms.get((op, name))
-            row[f"{name}_ms"] = kernel_ms.get(name) if unsure is None else f"{digits(unsure)} NOISY"
-        row |= {"best": best, "best_ms": kernel_ms[best] if best else None}
+            noisy_time = noisy_ms.get((op, name))
+            row[f"{name}_ms"] = kernel_ms.get(name) if noisy_time is None else f"{digits(noisy_time)} NOISY"
+        row |= {"best": winner, "best_ms": kernel_ms[winner] if winner else None}
         for name in ("library", "naive"):
-            row[f"vs_{name}"] = f"{kernel_ms[name] / kernel_ms[best]:.2f}x" if best and name in kernel_ms else None
+            row[f"vs_{name}"] = f"{kernel_ms[name] / kernel_ms[winner]:.2f}x" if winner and name in kernel_ms else None
         rows.append(row)
     return rows
 
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
-    """Returns the kernel that the engine chose for a step of this size, or None if the engine does not use the op."""
-    choice_key = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
+    """Returns the kernel that the engine chose for `op` at the sizes of `case`, or None if it does not use `op`."""
+    choice_key = (DECODE_OP if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
     return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == choice_key), None)
 
 
@@ -216,21 +218,21 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     show.line(f"1 engine    {llm.arch.name} on {llm.device.type} in {llm.dtype_name}", "bold")
     show.line(f"            kernels: {', '.join(f'{op}={name}' for op, name in kernel_names(llm).items())}\n")
     show.line(f"> {prompts[0]}", "dim")
-    alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
-    show.line(f"\n\nTTFT {alone.summary.ttft_p50_ms:.0f} ms, {_itl(alone)}", "bold")
+    single_run = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
+    show.line(f"\n\nTTFT {single_run.summary.ttft_p50_ms:.0f} ms, {_itl(single_run)}", "bold")
     with show.waiting(f"            {len(prompts)} prompts at once"):
-        together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
+        batch = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
     rows = []
-    for name, run in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
+    for name, run in (("one prompt", single_run), (f"{len(prompts)} prompts at once", batch)):
         writer.write(engine_record(llm, run, name, {"max_tokens": params.max_tokens}, writer.run_id))
         rows.append({"run": name, "status": run.status, "reason": run.noise, **asdict(run.summary)})
     result = {
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
-            {"prompt": prompt, "text": result["text"]} for prompt, result in zip(prompts, together.outputs, strict=True)
+            {"prompt": prompt, "text": result["text"]} for prompt, result in zip(prompts, batch.outputs, strict=True)
         ],
-        "first_answer": alone.outputs[0]["text"],
+        "first_answer": single_run.outputs[0]["text"],
     }
     return result, llm.ops
 

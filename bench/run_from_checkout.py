@@ -1,8 +1,8 @@
 """Runs any command of Rooflab from a source checkout: `python bench/run_from_checkout.py suite --only gemm`.
 
 Rooflab need not be installed, and no network is needed.  `build/checkout/rooflab` contains links to the five source
-folders.  It is on the import path of the command and its child processes.  The wheels in `wheelhouse/` (`make
-wheelhouse`) are unpacked into `build/`.  torch and triton must be installed.  This file uses only the standard library.
+folders.  The command and its child processes import from this folder.  The wheels in `wheelhouse/` (`make wheelhouse`)
+are unpacked into `build/`.  torch and triton must be installed.  This file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+SOURCE_FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def build_folder(root: Path) -> Path:
@@ -28,17 +28,17 @@ def build_folder(root: Path) -> Path:
 
 
 def namespace(root: Path, build: Path) -> Path:
-    """Makes a folder that contains a package `rooflab`: links to the five source folders of `root`."""
+    """Creates a folder with the package `rooflab`: links to the five source folders in `root`.  Returns the folder."""
     checkout = build / "checkout"
     (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
     (checkout / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
-    for name in FOLDERS:
+    for name in SOURCE_FOLDERS:
         link = checkout / "rooflab" / name
         if link.is_symlink() and link.resolve() == root / name:
             continue
-        fresh = link.with_name(f".{name}.{os.getpid()}")
-        fresh.symlink_to(os.path.relpath(root / name, link.parent.resolve()), target_is_directory=True)
-        fresh.replace(link)  # in one step, so that two commands may start at the same time
+        new_link = link.with_name(f".{name}.{os.getpid()}")
+        new_link.symlink_to(os.path.relpath(root / name, link.parent.resolve()), target_is_directory=True)
+        new_link.replace(link)  # in one step, so that two commands may start at the same time
     return checkout
 
 
@@ -48,9 +48,9 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
     if not wheels:
         return None
     names = "\n".join(f"{wheel.name} {wheel.stat().st_size}" for wheel in wheels)
-    unpacked = build / f"wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
-    if unpacked.is_dir():
-        return unpacked
+    wheels_folder = build / f"wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    if wheels_folder.is_dir():
+        return wheels_folder
     with tempfile.TemporaryDirectory(dir=build) as folder:
         site_dir = Path(folder) / "site"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
@@ -58,17 +58,17 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
         process = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
         if process.returncode:
             raise SystemExit(f"wheelhouse: pip cannot unpack it: {process.stderr.strip()[-500:]}")
-        if not unpacked.is_dir():
-            site_dir.replace(unpacked)
-    return unpacked
+        if not wheels_folder.is_dir():
+            site_dir.replace(wheels_folder)
+    return wheels_folder
 
 
 def main() -> None:
-    """Replaces this process by the command, with `rooflab` and the unpacked wheels on its import path."""
-    build = build_folder(ROOT)
-    paths = [namespace(ROOT, build), carried(ROOT / "wheelhouse", build)]
+    """Replaces this process by a Rooflab command that can import `rooflab` and the unpacked wheels."""
+    build_dir = build_folder(ROOT)
+    import_paths = [namespace(ROOT, build_dir), carried(ROOT / "wheelhouse", build_dir)]
     old_path = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([old_path] if old_path else [])])
+    path = os.pathsep.join([*(str(folder) for folder in import_paths if folder), *([old_path] if old_path else [])])
     # A new process, because this one's path begins with bench/, whose folders would hide packages of the same name.
     os.execve(
         sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]], {**os.environ, "PYTHONPATH": path}

@@ -26,9 +26,9 @@ out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() el
 err = Console(stderr=True, highlight=False, emoji=False)
 BEAT_S = 10.0
 """The most seconds without a new line during a long step, if the output goes to a pipe or a file."""
-GAP, TEXT = 2, 16
+COLUMN_GAP, TEXT = 2, 16
 """The characters between two columns, and the least width of a text column, whose texts are folded to fit."""
-_GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
+_OK, _FAULTS = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
 _as_json = False
@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Prints only the result as JSON inside the `with` block if `as_json`, and only tables and lines otherwise."""
+    """Prints only the JSON result inside the `with` block if `as_json`, else only tables and lines."""
     global out, _as_json
     old_console = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -47,13 +47,13 @@ def chosen(as_json: bool) -> Iterator[None]:
 
 
 def beside_json() -> None:
-    """Sends tables and lines to standard error, if standard output is reserved for JSON."""
+    """Sends tables and lines to standard error if standard output contains JSON."""
     global out
     out = err if _as_json else out
 
 
 def result(value: Any) -> None:
-    """Prints the whole result of a command as JSON, if the user requested JSON."""
+    """Prints the result of a command as JSON if the user requested JSON."""
     if _as_json:
         print(json.dumps(plain(value), indent=2, allow_nan=False))
 
@@ -63,14 +63,14 @@ def table(
 ) -> None:
     """Prints `rows` as a table.  `filled` omits empty columns.  Numbers are right-aligned, with three digits.
 
-    In a narrow terminal, texts are folded.  If this does not suffice, each row is printed as lines of names and values.
-    Numbers are never cut."""
+    If the terminal is narrow, texts continue on the next line.  If this is not enough, each row becomes lines of names
+    and values.  Numbers are never shortened."""
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(row[index].cell_len for row in cells), 0) for index, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
-    gap_width = GAP * (len(columns) - 1)
+    gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
         gap_width + sum(width if fixed else min(width, TEXT) for width, fixed in zip(widths, numeric, strict=True))
         > out.width
@@ -88,15 +88,15 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each row as a line with its first texts, then lines with the names and values of other columns."""
+    """Prints each table row as a line with its first texts, and lines with the names and values of other columns."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
     for row in cells:
         line("  ".join(cell.plain for cell in row[:keys] if cell.plain), "bold")
         texts = (f"{name}\xa0{cell.plain}" for name, cell in zip(columns[keys:], row[keys:], strict=True) if cell.plain)
-        wrapped = textwrap.wrap("  ".join(texts), max(out.width, 20), initial_indent="  ", subsequent_indent="  ")
-        line("\n".join(wrapped).replace("\xa0", " "))
+        wrapped_lines = textwrap.wrap("  ".join(texts), max(out.width, 20), initial_indent="  ", subsequent_indent="  ")
+        line("\n".join(wrapped_lines).replace("\xa0", " "))
 
 
 def _cell(column: str, value: Any) -> Text:
@@ -108,13 +108,13 @@ def _cell(column: str, value: Any) -> Text:
         return Text(f"{value:.0%}")
     if isinstance(value, float):
         return Text(digits(value))
-    colour = "green" if value in _GOOD else "red" if value in _BAD else "yellow"
+    colour = "green" if value in _OK else "red" if value in _FAULTS else "yellow"
     text = " ".join(str(value).split()) if column in ("reason", "why") else str(value)
     return Text(visible(text), style=colour if column == "status" else "")
 
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
-    """Prints labels and values, one pair per line."""
+    """Prints a table with two columns: labels and values."""
     head = None if title is None else Text(visible(title))
     grid = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     grid.add_column(style="dim", no_wrap=True)
@@ -125,7 +125,7 @@ def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
 
 
 def line(text: str = "", style: str | None = None) -> None:
-    """Prints `text` unchanged: nothing in it is interpreted as markup, as an emoji or as a terminal command."""
+    """Prints `text` unchanged.  Markup, emoji names and terminal commands in it have no effect."""
     out.print(visible(text, keep="\n\t"), style=style, markup=False, soft_wrap=True)
 
 
@@ -142,7 +142,7 @@ def error(text: str) -> None:
 
 
 def note(text: str | None) -> None:
-    """Prints `text` on standard error if it is not empty.  So standard output contains only results."""
+    """Prints `text` on standard error, unless it is empty.  Standard output is only for results."""
     if text:
         err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
@@ -150,9 +150,9 @@ def note(text: str | None) -> None:
 @contextmanager
 def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> Iterator[Any]:
     """Shows a progress bar on standard error.  Yields the function `advance(text)`, which the caller calls once for
-    each item. If `ended` is true, a line with the total time follows.
+    each item.  If `ended` is true, a line with the total time follows.
 
-    If `lines` is true, the text of each item is printed on its own line, unless the result is JSON. If standard error
+    If `lines` is true, the text of each item is printed on its own line, unless the result is JSON.  If standard error
     is not a terminal, a line with the number of finished items is printed every `BEAT_S` seconds."""
     start_s, done = time.monotonic(), 0
 
@@ -162,12 +162,12 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     current = TextColumn("{task.fields[now]}", style="dim", markup=False)
     with _beating(state), Progress(*columns, current, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(what, total=total, now="")
+        task_id = bar.add_task(what, total=total, now="")
 
         def advance(text: str) -> None:
             nonlocal done
             done += 1
-            bar.update(task, advance=1, now="" if lines else visible(text[:60]))
+            bar.update(task_id, advance=1, now="" if lines else visible(text[:60]))
             if lines and text and not _as_json:
                 note(text)
 
@@ -186,7 +186,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """Prints `state()` on standard error every `BEAT_S` seconds, if standard error is not a terminal."""
+    """Prints the text of `state()` on standard error every `BEAT_S` seconds, if standard error is not a terminal."""
     end_event = threading.Event()
 
     def beat() -> None:
@@ -205,27 +205,27 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Prints the times by op and case, then kernels without a time and the reason, then one line per failure."""
-    timed = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
-    status = ("status",) if any(row["status"] == "NOISY" for row in timed) else ()
-    times = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
-    table(timed, ("op", "case", "scheme", "kernel", "role", *status, *times), title)
-    fine = ("OK", "UNSUPPORTED", "UNAVAILABLE")
-    untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
+    """Prints a table of kernel times, then the kernels without a time and the reason, then one line per failure."""
+    timed_rows = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
+    status = ("status",) if any(row["status"] == "NOISY" for row in timed_rows) else ()
+    time_columns = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
+    table(timed_rows, ("op", "case", "scheme", "kernel", "role", *status, *time_columns), title)
+    fine_statuses = ("OK", "UNSUPPORTED", "UNAVAILABLE")
+    untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
     noisy = [row for row in rows if row["status"] == "NOISY"]
-    noted = [row for row in rows if row["status"] == "OK" and row["reason"]]
-    for kind, subset, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
+    notes = [row for row in rows if row["status"] == "OK" and row["reason"]]
+    for kind, subset, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", notes, "yellow")):
         alike: dict[str, list[Mapping[str, Any]]] = {}
         for row in subset:  # NOISY readings with one cause differ only in the numbers
             alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
         for group in alike.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
-            suffix = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
-            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{suffix}", style)
+            hint = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
+            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{hint}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:
-        if row["status"] not in (*fine, "NOISY"):
+        if row["status"] not in (*fine_statuses, "NOISY"):
             failure(row)
 
 
@@ -235,7 +235,7 @@ def failure(row: Mapping[str, Any]) -> None:
 
 
 def engine_summary(result: Mapping[str, Any]) -> None:
-    """Prints the lines below a generated answer."""
+    """Prints lines about a generated answer: its model, kernels, tokens and latencies."""
     rows = [
         ("model", f"{result['model']} on {result['device']} in {result['dtype']}"),
         ("kernels", ", ".join(f"{op}={kernel}" for op, kernel in result["kernels"].items())),
@@ -244,8 +244,8 @@ def engine_summary(result: Mapping[str, Any]) -> None:
     if "ttft_p50_ms" in result:
         rows.append(("TTFT", f"{result['ttft_p50_ms']:.1f} ms"))
         if result["itl_p50_ms"] is not None:
-            gaps = " / ".join(f"{result[f'itl_p{q}_ms']:.1f}" for q in (50, 90, 99))
-            rows.append(("ITL p50 / p90 / p99", f"{gaps} ms"))
+            itl_text = " / ".join(f"{result[f'itl_p{q}_ms']:.1f}" for q in (50, 90, 99))
+            rows.append(("ITL p50 / p90 / p99", f"{itl_text} ms"))
         if result["reason"]:
             rows.append((result["status"], result["reason"]))
         rows.append(("throughput", f"{result['output_tokens_per_s']:.1f} tokens/s, prompt included"))

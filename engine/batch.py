@@ -1,6 +1,6 @@
 """Keeps the tensors of a decode step between steps, and changes them in place.
 
-To rebuild block tables for every step would cost milliseconds of Python at 256 sequences.  Instead a step adds 1 to all
+To rebuild block tables for every step would cost milliseconds of Python at 256 sequences.  So a step only adds 1 to all
 positions, and changes one row for each sequence that joins, leaves or gets a page.
 """
 
@@ -46,8 +46,8 @@ class DecodeBatch:
 
     def set_blocks(self, sequence: Sequence) -> None:
         """Copies the new page ids of `sequence` to its row of the block table."""
-        row, filled, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
-        self.block_table[row, filled : len(blocks)] = blocks[filled:]
+        row, filled_blocks, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
+        self.block_table[row, filled_blocks : len(blocks)] = blocks[filled_blocks:]
         self.num_blocks[row] = len(blocks)
 
     def remove(self, sequence: Sequence) -> None:
@@ -77,7 +77,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Adds 1 to every position, for the token that the step draws.  The batch's rows come first in the draw."""
+        """Adds 1 to every position, for the token that the step draws.  In this draw, row i's token has index i."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

@@ -14,8 +14,8 @@ class BlockManager:
     """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
     A page is free, cached, or held by one or more sequences.  No sequence holds a cached page, but its content may be
-    used again.  A full page is published once it is computed: its content gets a number.  The key of a page has two
-    parts: the number of the content before the page, and the page's tokens.  So one lookup per page finds the longest
+    used again.  A full page is published (offered for reuse) once it is computed: its content gets a number.  The key
+    of a page is the number of the content before it, and its tokens.  So one lookup per page finds the longest
     published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If no page is
     free, the least recently used cached page is given away.  A prefix loses its last page before its first page."""
 
@@ -52,29 +52,29 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives `sequence`, which has no pages, the published pages of its prefix.  The last token is never in these
-        pages, so that a step computes at least one token."""
+        """Gives `sequence`, which has no pages, the published (reusable) pages of its prefix.  These pages never hold
+        its last token, so that a step computes at least one token."""
         if not self.prefix_caching:
             return
-        size, content = self.block_size, 0
+        size, content_id = self.block_size, 0
         for start in range(0, (len(sequence) - 1) // size * size, size):
-            cached = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
-            if cached is None:
+            cached_page = self._published.get((content_id, tuple(sequence.token_ids[start : start + size])))
+            if cached_page is None:
                 break
-            content, block = cached
+            content_id, block = cached_page
             self._cached.pop(block, None)
             self._holders[block] += 1
             self.num_shared += self._holders[block] == 2
             sequence.block_ids.append(block)
-            sequence.contents.append(content)
+            sequence.contents.append(content_id)
         sequence.num_computed = len(sequence.block_ids) * size
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives `sequence` enough pages for `num_tokens` tokens.  If too few are free, gives none and returns False."""
-        missing = -(-num_tokens // self.block_size) - len(sequence.block_ids)
-        if missing > self.num_free:
+        missing_pages = -(-num_tokens // self.block_size) - len(sequence.block_ids)
+        if missing_pages > self.num_free:
             return False
-        for _ in range(missing):
+        for _ in range(missing_pages):
             if self._free:
                 block = self._free.pop()
             else:
@@ -86,29 +86,29 @@ class BlockManager:
         return True
 
     def publish(self, sequence: Sequence, num_computed: int) -> None:
-        """Lets other sequences use the full pages among the first `num_computed` tokens, whose keys and values are
-        written.  If two pages have the same content, the first page stays published."""
+        """Lets other sequences use the full pages among the first `num_computed` tokens.  The keys and values of these
+        tokens are written already.  If two pages have the same content, only the first page stays published."""
         if not self.prefix_caching:
             return
-        size, contents = self.block_size, sequence.contents
-        for index in range(len(contents), num_computed // size):
+        size, content_ids = self.block_size, sequence.contents
+        for index in range(len(content_ids), num_computed // size):
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            key = (contents[-1] if contents else 0, tokens)
-            published = self._published.get(key)
-            if published is None:
+            key = (content_ids[-1] if content_ids else 0, tokens)
+            published_page = self._published.get(key)
+            if published_page is None:
                 self._contents += 1
-                published = self._published[key] = (self._contents, sequence.block_ids[index])
-                self._key_of[published[1]] = key
-            contents.append(published[0])
+                published_page = self._published[key] = (self._contents, sequence.block_ids[index])
+                self._key_of[published_page[1]] = key
+            content_ids.append(published_page[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes the pages behind the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
-        neither shared nor published.  `released` stays the same: a sequence that did not fit still does not fit."""
-        first = self.blocks_for(num_tokens)
-        for block in reversed(sequence.block_ids[first:]):
+        neither shared nor published.  The counter `released` stays: a sequence that did not fit still does not fit."""
+        first_index = self.blocks_for(num_tokens)
+        for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0
             self._free.append(block)
-        del sequence.block_ids[first:]
+        del sequence.block_ids[first_index:]
 
     def release(self, sequence: Sequence) -> None:
         """Takes all pages from `sequence`.  A page that no other sequence holds becomes cached or free."""

@@ -17,7 +17,7 @@ class Core:
     With `overlap` the device never waits for the host.  A step is scheduled, built and launched before the tokens of
     the previous step are read.  The device itself passes these tokens from step to step.  If a stop token ends a
     sequence, the sequence has already drawn one more token, which is dropped.  An end by length is known in advance.
-    If the next draw depends on earlier tokens (penalties, log-probabilities), the tokens of a step are read at once.
+    If the next draw depends on earlier tokens (penalties, log-probabilities), a step's tokens are read at once.
 
     With a `speculator` a step may give a sequence several tokens, which are read at once."""
 
@@ -87,10 +87,10 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Makes room for the token that the device draws for each sequence, because the next step computes this token.
+        """Makes room in each sequence for the token that the device draws, because the next step computes this token.
         A sequence that reaches its full length with this token is removed."""
         blocks = self.scheduler.blocks
-        size, full = blocks.block_size, []
+        size, full_sequences = blocks.block_size, []
         for index, sequence in enumerate(sequences):
             if sequence.finish_reason is not None:
                 continue  # the token before, which has just been read, was its last
@@ -99,11 +99,11 @@ class Core:
             if length % size == 1 % size:
                 blocks.publish(sequence, length - 1)
             if length >= sequence.max_length:
-                full.append(sequence)
+                full_sequences.append(sequence)
             elif sequence.row < 0:
                 self.runner.join(sequence, index)
-        if full:
-            self._remove(full)
+        if full_sequences:
+            self._remove(full_sequences)
 
     def _read(self) -> list[Sequence]:
         """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""

@@ -21,17 +21,17 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Returns the batch sizes that get a graph: 1, 2, 4, 8, the multiples of 16 below `most`, and `most` itself."""
+    """Returns the batch sizes that get a CUDA graph: 1, 2, 4, 8, multiples of 16, and the largest batch size `most`."""
     return sorted({size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most} | {most})
 
 
 class DecodeGraphs:
-    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, with one graph for each of `batch_sizes`.
+    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs.  Each size in `batch_sizes` has a graph.
 
-    A batch between two sizes uses the graph of the larger size.  The padded rows have length 0 (no keys) and slot -1
-    (no write to the cache), so they change no result.  Their logits are dropped.  Every graph has the full width of the
-    block table.  All graphs write to one tensor `logits` `[max_num_seqs, vocab_size]`: separate tensors would need
-    2,191 rows for 256 sequences."""
+    A batch between two sizes is padded to the larger size.  A padded row has length 0 (no keys) and slot -1 (no write
+    to the KV cache), and its logits are dropped.  Every graph has the full width of the block table.  All graphs write
+    to one tensor `logits` `[max_num_seqs, vocab_size]`.  A separate tensor for each graph would need 2,191 rows in all
+    for 256 sequences."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device
@@ -54,14 +54,14 @@ class DecodeGraphs:
 
     def step(self, size: int | None = None) -> None:
         """Computes the logits of the first `size` rows, or of all rows if `size` is None."""
-        ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
-        self._logits[:size] = self._forward(StepInput(ids, positions, slots, table, lengths))
+        token_ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
+        self._logits[:size] = self._forward(StepInput(token_ids, positions, slots, table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """Returns the logits of a decode step.  The next call overwrites these logits."""
-        n, (ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
+        n, (token_ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
-        ids[:n], positions[:n], slots[:n], lengths[:n] = (
+        token_ids[:n], positions[:n], slots[:n], lengths[:n] = (
             step.token_ids,
             step.positions,
             step.slot_mapping,
@@ -113,7 +113,8 @@ class DecodeReplays:
     def _step(self, n: int) -> torch.Tensor:
         batch = self._batch
         arrays = (batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
-        return self._forward(StepInput(self._ids[:n], *(torch.from_numpy(array[:n]) for array in arrays)))
+        positions, slots, table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
+        return self._forward(StepInput(self._ids[:n], positions, slots, table, lengths))
 
     def _record(self, n: int) -> Recording | None:
         try:
@@ -141,9 +142,9 @@ def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
         cause = error.__context__ or error  # torch's end of the capture raises again, and says less
         if isinstance(cause, torch.OutOfMemoryError):
             raise
-        first = str(cause).partition("\n")[0]
+        first_line = str(cause).partition("\n")[0]
         raise ValueError(
-            f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first}); "
+            f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first_line}); "
             "expected kernels that do not wait for the device, or enforce_eager=True"
         ) from error
     replay: Callable[[], None] = graph.replay

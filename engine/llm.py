@@ -52,13 +52,13 @@ class LLM:
     step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl` a kernel of a graph may start while
     the previous kernel ends (`kernels/_pdl.py`).
 
-    With `speculate` a step may give a sequence up to `num_speculative_tokens` more tokens.  `speculate="ngram"` drafts
-    the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses the EAGLE
-    head in the folder `draft` (docs/speculate.md).  The answers are the same as without `speculate`.
+    With `speculate` a step may add up to `num_speculative_tokens` extra tokens to a sequence.  `speculate="ngram"`
+    copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
+    the EAGLE head in the folder `draft` (docs/speculate.md).  Speculation does not change the answers.
 
-    `chunked_prefill` and `prefix_caching` turn these two features on.  `prefill_chunk` is the maximum of prompt tokens
-    in a step.  `study` turns off other parts (`StudyOptions`).  Sets torch's fp32 matmul precision to IEEE for the
-    whole process.  Raises `ValueError` on options that are not supported here."""
+    `chunked_prefill` and `prefix_caching` turn on the features with these names.  A step has at most `prefill_chunk`
+    prompt tokens.  `study` turns off other parts of the engine (`StudyOptions`).  Sets torch's fp32 matmul precision to
+    IEEE for the whole process.  Raises `ValueError` on options that are not supported here."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class LLM:
         block_size = context if study.contiguous_kv else block_size
         chunked = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, context)
+        step_tokens = max_num_batched_tokens if chunked else max(max_num_batched_tokens, context)
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
         source = opened(self.speculation, self.arch, self.tokenizer, context, self.dtype, self.device, open_draft)
-        max_drawn = min(max_num_seqs * source.rows, longest)
-        sizes = (block_size, context, longest, min(max_num_seqs, longest), max_drawn, dtype == INT8)
+        max_drawn = min(max_num_seqs * source.rows, step_tokens)
+        sizes = (block_size, context, step_tokens, min(max_num_seqs, step_tokens), max_drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
@@ -124,11 +124,11 @@ class LLM:
             blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or longest, chunked, study.continuous_batching),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, chunked, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
-        core = Core if study.kv_cache else RecomputingCore
-        self.core = core(self.scheduler, self.runner, overlap and study.kv_cache, speculator)
+        core_class = Core if study.kv_cache else RecomputingCore
+        self.core = core_class(self.scheduler, self.runner, overlap and study.kv_cache, speculator)
         self._seed, self._next_id = seed, 0
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
@@ -168,8 +168,8 @@ class LLM:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         params = with_settings(params, self._set)
         ids = self.tokenizer.encode(prompt)
-        if len(ids) >= (limit := self.max_model_len):
-            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {limit}, got {len(ids)}")
+        if len(ids) >= (max_length := self.max_model_len):
+            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {max_length}, got {len(ids)}")
         ids_by_option = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
         for name, tokens in ids_by_option.items():
             if tokens and not 0 <= min(tokens) <= max(tokens) < (size := self.arch.vocab_size):
@@ -177,11 +177,11 @@ class LLM:
                 raise ValueError(f"{name}: expected token ids below {size}, got {wrong_token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
-        special = self.tokenizer.special
-        stop = {*params.stop_token_ids, *(special[text] for text in params.stop if text in special)}
-        stop |= frozenset() if params.ignore_eos else self._stop_ids
+        special_tokens = self.tokenizer.special
+        stop_ids = {*params.stop_token_ids, *(special_tokens[text] for text in params.stop if text in special_tokens)}
+        stop_ids |= frozenset() if params.ignore_eos else self._stop_ids
         length = min(len(ids) + params.max_tokens, self.max_model_len)
-        sequence = EngineSequence(request_id, ids, len(ids), params, seed, frozenset(stop), length, arrival_s)
+        sequence = EngineSequence(request_id, ids, len(ids), params, seed, frozenset(stop_ids), length, arrival_s)
         self.scheduler.check(sequence)
         self._next_id += 1
         if params.stop:
@@ -202,26 +202,26 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step.  Returns, for each new token, the sequence that got the token (see `Core.step`)."""
+        """Runs one step.  Returns the sequences that got tokens, with one entry per new token (see `Core.step`)."""
         return self.core.step()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields a `TokenEvent` for each token of the answer, with the text that the token completes."""
         params = _one(params)
         (sequence,) = self.submit(prompt, params)
-        text, times = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
+        stop_text, times_s = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
         try:
             # A step of another stream may have made tokens for this request too; each token is delivered once.
-            while sequence.finish_reason is None or len(times) < len(sequence.output_ids):
-                if len(times) == len(sequence.output_ids):
+            while sequence.finish_reason is None or len(times_s) < len(sequence.output_ids):
+                if len(times_s) == len(sequence.output_ids):
                     self.step()
                     continue
-                token = sequence.output_ids[len(times)]
-                last = sequence.finish_reason is not None and len(times) + 1 == len(sequence.output_ids)
-                new_text = text.piece(token, last)
-                times.append(time.perf_counter())
-                output = self._output([sequence], times) if last else None
-                yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], new_text, output)
+                token = sequence.output_ids[len(times_s)]
+                is_last = sequence.finish_reason is not None and len(times_s) + 1 == len(sequence.output_ids)
+                new_text = stop_text.piece(token, is_last)
+                times_s.append(time.perf_counter())
+                output = self._output([sequence], times_s) if is_last else None
+                yield TokenEvent(sequence.request_id, len(times_s) - 1, token, times_s[-1], new_text, output)
         finally:
             self.core.abort([sequence])
 
@@ -238,38 +238,38 @@ class LLM:
             raise ValueError(f"params: expected one or {len(prompt_list)}, got {len(params_list)}")
         # All sequences are made before any is queued, so that a bad prompt queues nothing.
         answers = [self._answers(prompt, settings) for prompt, settings in zip(prompt_list, params_list, strict=True)]
-        for first, *_ in answers:
-            self.scheduler.submit(first)
+        for first_sequence, *_ in answers:
+            self.scheduler.submit(first_sequence)
         sequences = [sequence for group in answers for sequence in group]
-        times: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
+        token_times_s: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
-                stepped = self.step()
+                stepped_sequences = self.step()
                 now_s = time.perf_counter()
-                for sequence in stepped:
-                    if sequence.request_id in times:
-                        times[sequence.request_id].append(now_s)
+                for sequence in stepped_sequences:
+                    if sequence.request_id in token_times_s:
+                        token_times_s[sequence.request_id].append(now_s)
         finally:
             self.core.abort(sequences)
-        return [self._output(group, times[group[0].request_id]) for group in answers]
+        return [self._output(group, token_times_s[group[0].request_id]) for group in answers]
 
     def _output(self, answers: list[EngineSequence], times: list[float]) -> RequestOutput:
-        first = answers[0]
+        first_sequence = answers[0]
         return RequestOutput(
-            first.request_id,
-            first.token_ids[: first.num_prompt_tokens],
+            first_sequence.request_id,
+            first_sequence.token_ids[: first_sequence.num_prompt_tokens],
             [self._completion(sequence) for sequence in answers],
-            Timeline(first.arrival_s, tuple(times)),
+            Timeline(first_sequence.arrival_s, tuple(times)),
         )
 
     def _completion(self, sequence: EngineSequence) -> Completion:
         assert sequence.finish_reason is not None, "every sequence has run to its end"
-        ids, stopping = sequence.output_ids, sequence.stopping
-        if stopping is not None:
-            stopping.end()
-        text = self.tokenizer.decode(ids) if stopping is None else stopping.text
+        output_ids, stop_text = sequence.output_ids, sequence.stopping
+        if stop_text is not None:
+            stop_text.end()
+        text = self.tokenizer.decode(output_ids) if stop_text is None else stop_text.text
         logprobs = None if sequence.params.logprobs is None else sequence.logprobs
-        return Completion(text, ids, sequence.finish_reason, logprobs)
+        return Completion(text, output_ids, sequence.finish_reason, logprobs)
 
 
 def _one(params: SamplingParams | None) -> SamplingParams:
@@ -281,5 +281,5 @@ def _one(params: SamplingParams | None) -> SamplingParams:
 def _as_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
-    single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(item, int) for item in prompts)
-    return [prompts] if single else list(prompts)
+    is_single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(item, int) for item in prompts)
+    return [prompts] if is_single else list(prompts)

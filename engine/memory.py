@@ -27,12 +27,12 @@ def free_bytes(device: torch.device) -> int:
 
 def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) -> None:
     """Raises `ValueError` if the weights do not fit into the free memory.  With a second model `beside`, counts the
-    weights of both models.  Without this check the system kills the process."""
+    weights of both models.  Without this check the operating system would kill the process."""
     size = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
-    free = free_bytes(limits.device)
-    if size > free:
+    free_size = free_bytes(limits.device)
+    if size > free_size:
         raise ValueError(
-            f"model: the weights of {limits.arch.name} take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            f"model: the weights of {limits.arch.name} take {size / 1e9:.1f} GB, and {free_size / 1e9:.1f} GB are free"
         )
 
 
@@ -42,26 +42,26 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns `wanted`, or the number of cache pages that fit into free memory, at most the need of the largest batch.
+    """Returns the number of KV cache pages: `wanted`, or all that fit into free memory and the largest batch needs.
 
-    On CUDA `rehearsals` run the largest steps, and the memory that these steps take together stays free.  Raises
-    `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not fit.
+    On CUDA the functions in `rehearsals` run the largest steps, and the memory for these steps stays free.  Raises
+    `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not.
     """
-    per_sequence = -(-limits.max_model_len // limits.block_size)
+    max_pages = -(-limits.max_model_len // limits.block_size)
     archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
     block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in archs)
     if wanted is not None:
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
-    cpu = limits.device.type == "cpu"
-    step_bytes = 0 if cpu else sum(peak_bytes(rehearsal, limits.device) for rehearsal in rehearsals)
-    budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
-    blocks = min(int(budget // block_bytes), limits.sequences * per_sequence)
-    if blocks < per_sequence:
+    on_cpu = limits.device.type == "cpu"
+    step_bytes = 0 if on_cpu else sum(peak_bytes(rehearsal, limits.device) for rehearsal in rehearsals)
+    budget_bytes = (CPU_FRACTION if on_cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
+    blocks = min(int(budget_bytes // block_bytes), limits.sequences * max_pages)
+    if blocks < max_pages:
         raise ValueError(
-            f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "
-            f"and {max(budget, 0) / 1e9:.2f} GB are free for it; ask for fewer"
+            f"max_model_len: {limits.max_model_len} tokens need {max_pages * block_bytes / 1e9:.2f} GB of KV cache, "
+            f"and {max(budget_bytes, 0) / 1e9:.2f} GB are free for it; ask for fewer"
         )
     return blocks
 

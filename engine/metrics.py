@@ -43,7 +43,7 @@ class Timeline:
 
     @property
     def itl_ms(self) -> np.ndarray:
-        """Returns the inter-token latencies: the gaps between successive tokens, without the wait for the first."""
+        """Returns the inter-token latencies: the gaps between successive tokens.  Leaves out the wait for the first."""
         return 1e3 * np.diff(self.token_times_s)
 
     @property
@@ -71,7 +71,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """Holds the result of one prompt.  `out["text"]` and `out["token_ids"]` are the first answer's text and tokens."""
+    """Holds the result of one prompt.  The keys `"text"` and `"token_ids"` give the first answer's text and tokens."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -87,7 +87,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class LatencySummary:
-    """Summarises the latencies of requests.  ITL has all gaps between tokens; TPOT has one value per request."""
+    """Summarises the latencies of requests.  ITL covers all gaps between tokens; TPOT has one value per request."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -107,10 +107,10 @@ class LatencySummary:
 
 def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:
     """Summarises the times of one or more finished requests.  Percentiles are interpolated linearly."""
-    ttft = [timeline.ttft_ms for timeline in timelines]
+    ttfts = [timeline.ttft_ms for timeline in timelines]
     gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
     tpots = [tpot for timeline in timelines if (tpot := timeline.tpot_ms) is not None]
-    itl = [float(np.percentile(gaps, q)) if gaps.size else None for q in (50, 90, 99)]
+    itl_percentiles = [float(np.percentile(gaps, q)) if gaps.size else None for q in (50, 90, 99)]
     tokens = sum(len(timeline.token_times_s) for timeline in timelines)
     start_s = min(timeline.arrival_s for timeline in timelines)
     end_s = max(timeline.token_times_s[-1] for timeline in timelines)
@@ -118,12 +118,12 @@ def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencyS
         num_requests=len(timelines),
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=tokens,
-        ttft_p50_ms=float(np.percentile(ttft, 50)),
-        ttft_p90_ms=float(np.percentile(ttft, 90)),
-        ttft_p99_ms=float(np.percentile(ttft, 99)),
-        itl_p50_ms=itl[0],
-        itl_p90_ms=itl[1],
-        itl_p99_ms=itl[2],
+        ttft_p50_ms=float(np.percentile(ttfts, 50)),
+        ttft_p90_ms=float(np.percentile(ttfts, 90)),
+        ttft_p99_ms=float(np.percentile(ttfts, 99)),
+        itl_p50_ms=itl_percentiles[0],
+        itl_p90_ms=itl_percentiles[1],
+        itl_p99_ms=itl_percentiles[2],
         tpot_mean_ms=float(np.mean(tpots)) if tpots else None,
         e2e_p50_ms=float(np.percentile([timeline.e2e_ms for timeline in timelines], 50)),
         output_tokens_per_s=tokens / (end_s - start_s),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.choose.model_shapes import FUSED, gated
+from rooflab.engine.choose.model_shapes import FUSED_OP, gated
 from rooflab.engine.load.weights import Weights
 from rooflab.engine.ops import OpSet
 from rooflab.reference.llama import rotation
@@ -56,7 +56,7 @@ class StepInput:
 
 
 class Model:
-    """Holds the model: embedding, decoder layers, norm and output head.  `forward` returns the logits to draw from."""
+    """Holds the model: embedding, decoder layers, norm and output head.  `forward` returns the logits of a step."""
 
     def __init__(self, arch: Architecture, weights: Weights, ops: OpSet, max_model_len: int):
         self.arch = arch
@@ -80,12 +80,12 @@ class Model:
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Returns logits `[num_drawn, vocab_size]`: one row for each token after which a new token is drawn."""
+        """Returns logits `[num_drawn, vocab_size]`, one row for each token to draw."""
         logits: torch.Tensor = ops.gemm(self.hidden(step, cache, ops), self.lm_head)
         return logits
 
     def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Returns states `[num_drawn, hidden_size]` after the last norm: one for each token before a drawn token."""
+        """Returns hidden states `[num_drawn, hidden_size]` after the last norm, one row for each token to draw."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -107,14 +107,14 @@ class Model:
 
     def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
         """Computes `activation(gate) * up` `[T, intermediate_size]` from `x` and the packed projection `gate_up`."""
-        fused = getattr(ops, FUSED, None)
-        active: torch.Tensor = fused(x, gate_up) if fused else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
-        return active
+        kernel = getattr(ops, FUSED_OP, None)
+        product: torch.Tensor = kernel(x, gate_up) if kernel else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
+        return product
 
     def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
     ) -> torch.Tensor:
-        """Returns the attention `[T, num_heads * head_dim]` of `x` `[T, H]`.  Writes keys and values to the cache."""
+        """Computes attention `[T, num_heads * head_dim]` of `x` `[T, H]`.  Writes the keys and values to the cache."""
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
@@ -122,19 +122,19 @@ class Model:
         q = torch.empty(q_in.shape, dtype=q_in.dtype, device=q_in.device)
         slots = step.slot_mapping
         ops.rope_and_cache(q_in, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
-        parts = []
+        output_parts = []
         n = len(step.seq_lens)
         if n:
             pages = (k_cache, v_cache, step.block_table, step.seq_lens)
-            parts.append(ops.decode_attention(q[:n], *pages, **self._window))
+            output_parts.append(ops.decode_attention(q[:n], *pages, **self._window))
         if (chunks := step.chunks) is not None:
-            cu, longest = chunks.cu_seqlens, chunks.longest
+            cu, longest_chunk = chunks.cu_seqlens, chunks.longest
             if chunks.history is None:
-                turned = k_cache.flatten(0, 1)[step.slot_mapping[n:]]
-                fresh = (q[n:], turned, v[n:], cu, cu, longest, longest)
-                parts.append(ops.flash_attention_varlen(*fresh, causal=True, **self._window))
+                rotated_keys = k_cache.flatten(0, 1)[step.slot_mapping[n:]]
+                chunk_args = (q[n:], rotated_keys, v[n:], cu, cu, longest_chunk, longest_chunk)
+                output_parts.append(ops.flash_attention_varlen(*chunk_args, causal=True, **self._window))
             else:
                 pages = (k_cache, v_cache, *chunks.history)
-                parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+                output_parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
+        out = output_parts[0] if len(output_parts) == 1 else torch.cat(output_parts)
         return out.reshape(T, -1)

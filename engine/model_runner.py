@@ -43,9 +43,9 @@ class Draw:
             self.ready.synchronize()
         if self.seen:
             sequences = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
-            for sequence, ids, values in zip(sequences, *(tensor.tolist() for tensor in self.seen), strict=True):
+            for sequence, token_ids, values in zip(sequences, *(tensor.tolist() for tensor in self.seen), strict=True):
                 n = 1 + (sequence.params.logprobs or 0)
-                sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
+                sequence.logprobs.append(dict(zip(token_ids[:n], values[:n], strict=True)))
         return self.ids.tolist()
 
 
@@ -82,7 +82,7 @@ class ModelRunner:
 
         return KVCache(pages(), pages())
 
-    def decode_graphs(self) -> DecodeGraphs | DecodeReplays:
+    def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
         """Returns the decode steps, which are not recorded yet.  A recording holds the addresses of the KV cache.  The
         caller allocates the cache and then sets `graphs`."""
         rows, width = self.batch.block_table.shape
@@ -119,11 +119,11 @@ class ModelRunner:
         """Draws a token from each row of `logits` `[num_drawn, vocab_size]`.  `at` `[num_drawn]` int64 holds the index
         of each new token in its sequence."""
         self.drawn, *logprobs = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
-        ids, ready = self.drawn, None
+        token_ids, ready_event = self.drawn, None
         if self.device.type != "cpu":
-            ids, *logprobs = (tensor.to("cpu", non_blocking=True) for tensor in (ids, *logprobs))
-            ready = torch.cuda.current_stream(self.device).record_event()
-        return Draw(sequences, ids, ready, tuple(logprobs), bool(sampling.special))
+            token_ids, *logprobs = (tensor.to("cpu", non_blocking=True) for tensor in (token_ids, *logprobs))
+            ready_event = torch.cuda.current_stream(self.device).record_event()
+        return Draw(sequences, token_ids, ready_event, tuple(logprobs), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
         """Runs the model and returns logits `[num_drawn, vocab_size]`.  Writes all keys and values to the cache."""
@@ -145,7 +145,7 @@ class ModelRunner:
         return self.ops.step(step.num_decodes, step.num_prompt_tokens)
 
     def rehearse(self, num_tokens: int, num_drawn: int) -> None:
-        """Runs a dummy step of `num_tokens` prompt tokens with `num_drawn` draws.  Writes nothing to the cache."""
+        """Runs a dummy step of `num_tokens` prompt tokens and draws `num_drawn` tokens.  Leaves the cache unchanged."""
         lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
@@ -155,11 +155,11 @@ class ModelRunner:
         logits = self.model.forward(replace(inputs, slot_mapping=no_slots, drawn=rows), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
-            drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
-            SamplingTensors(drawing, self.device).sample(ops.sample, logits, rows)
+            dummy_sequences = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
+            SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, rows)
 
     def join(self, sequence: Sequence, source: int) -> None:
-        """Adds a prefilled sequence to the decode batch.  `source` is its newest token's index in the last draw."""
+        """Adds a prefilled sequence to the decode batch.  `source` is its newest token's row in the last draw."""
         self.batch.add(sequence, source)
         self._sampling = None
 

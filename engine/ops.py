@@ -1,8 +1,8 @@
 """Chooses a kernel for each op and each bucket (range of row counts), once at load.
 
-The engine calls kernels only through this file.  On a CPU it chooses the fastest kernel that can run, timed on this
-machine (`choose/choose_kernels.py`).  On CUDA it follows the card's committed record, else `FIRST_ON_CUDA`, else it
-takes the library kernel.  An optimized kernel is no default before a GPU has checked it.
+The engine calls kernels only through this file.  On a CPU it chooses the kernel that is fastest on this machine, by
+timing (`choose/choose_kernels.py`).  On CUDA it chooses the kernel in the committed record of the card, else in
+`FIRST_ON_CUDA`, else the library kernel.  An optimized kernel is not a default before a GPU has checked it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from typing import Any
 import torch
 
 from rooflab.engine.choose.choose_kernels import Choice, choose_kernels
-from rooflab.engine.choose.model_shapes import DECODE, FUSED, PRODUCTS, LargestSizes, model_inputs, packed, registered
+from rooflab.engine.choose.model_shapes import (
+    DECODE_OP,
+    FUSED_OP,
+    MATMUL_OPS,
+    LargestSizes,
+    model_inputs,
+    packed,
+    registered,
+)
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of, recorded_choice
+from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of, recorded_choice
 from rooflab.reference.quantization import quantize_int8
 
 FIRST_ON_CUDA = {
@@ -36,9 +44,9 @@ WhyNot = Callable[[Kernel], str | None]
 class OpSet:
     """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
-    A step takes its kernels from the bucket of all its rows.  Only `decode_attention` takes the bucket of the decoding
-    rows.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention` itself has
-    several queries per sequence, from a prompt chunk or from a draft."""
+    The number of all rows of a step selects the bucket.  Only for `decode_attention`, the number of decoding rows
+    selects the bucket.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention`
+    itself has several queries per sequence, from a prompt chunk or from a draft."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -47,11 +55,11 @@ class OpSet:
             table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
         self._ways: list[Callable[[torch.Tensor], Any] | None] = []
         for choice in self.choices:
-            if choice.op in (*PRODUCTS, FUSED):
-                way = choice.kernel.prepare
-                self._ways += [] if way in self._ways else [way]
-                name = FUSED if choice.op == FUSED else "gemm"
-                table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(way))
+            if choice.op in (*MATMUL_OPS, FUSED_OP):
+                pack_function = choice.kernel.prepare
+                self._ways += [] if pack_function in self._ways else [pack_function]
+                name = FUSED_OP if choice.op == FUSED_OP else "gemm"
+                table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(pack_function))
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
         self._by_rows: dict[tuple[int, int], SimpleNamespace] = {}
 
@@ -60,18 +68,18 @@ class OpSet:
         key = num_decodes + num_drafted + num_prompt_tokens, num_decodes
         if key not in self._by_rows:
             all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in key)
-            self._by_rows[key] = SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
+            self._by_rows[key] = SimpleNamespace(**{**vars(all_rows), DECODE_OP: decode.decode_attention})
         return self._by_rows[key]
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
         if any(choice.op == "gemm_w8a16" for choice in self.choices):
             codes, scale = quantize_int8(weight)
-            return tuple((packed(way, codes.mT, scale=scale), scale) for way in self._ways)
-        return tuple((packed(way, weight.mT),) for way in self._ways)
+            return tuple((packed(pack_function, codes.mT, scale=scale), scale) for pack_function in self._ways)
+        return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """Returns rows with an op, its kernel, the buckets and the reason of the choice.  Every run prints these."""
+        """Returns table rows: an op, its kernel, the buckets and the reason for the choice.  Every run prints them."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -92,27 +100,27 @@ def resolve(
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
-        if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE]):
+        if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
             raise ValueError(f"swap: the engine uses {', '.join(engine_ops)}, got {op!r}")
         registry.get_kernel(op, name)
-    able: dict[tuple[str, str], list[Choice]] = {}
+    usable_choices: dict[tuple[str, str], list[Choice]] = {}
     timed_rows: dict[tuple[str, str], int] = {}
-    for lower, upper in zip((0, *BUCKETS), BUCKETS, strict=False):
+    for lower, upper in zip((0, *BUCKET_ROWS), BUCKET_ROWS, strict=False):
         bucket = bucket_of(upper)
         for op in (*limits.ops, *limits.fused):
-            rows = (int(lower) + 1, int(min(upper, limits.sequences if op == DECODE else limits.max_rows)))
+            rows = (int(lower) + 1, int(min(upper, limits.sequences if op == DECODE_OP else limits.max_rows)))
             if rows[0] > rows[1]:
                 continue
             timed_rows[op, bucket] = rows[-1] if upper < math.inf else rows[0]
             why_not = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
             swap = swaps.get(registered(op))
             if op in limits.ops:
-                able[op, bucket] = _able(op, bucket, limits.device, swap, why_not)
-            elif preferred := _preferred(op, bucket, limits.device, swap, why_not):
-                able[op, bucket] = [preferred]
+                usable_choices[op, bucket] = _able(op, bucket, limits.device, swap, why_not)
+            elif preferred_choice := _preferred(op, bucket, limits.device, swap, why_not):
+                usable_choices[op, bucket] = [preferred_choice]
     if limits.device.type == "cpu":
-        able = choose_kernels(able, timed_rows, limits, replays)
-    return OpSet([choices[0] for choices in able.values()])
+        usable_choices = choose_kernels(usable_choices, timed_rows, limits, replays)
+    return OpSet([choices[0] for choices in usable_choices.values()])
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
@@ -139,12 +147,12 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an optional op: `swap`, or the optimized kernel in the card's record, or None."""
+    """Returns the kernel of an optional op: `swap`, else the optimized kernel in the card's record, else None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
-    recorded = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
-    if recorded:
-        kernel = registry.get_kernel(op, recorded["kernel"])
+    choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
+    if choice_record:
+        kernel = registry.get_kernel(op, choice_record["kernel"])
         if kernel.role == "optimized" and why_not(kernel) is None:
             return Choice(op, bucket, kernel, "by record")
     return None
@@ -161,11 +169,11 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     key = torch.cuda.get_device_name(device)
     # No record has several queries of a sequence of `paged_attention`.
     name = None if op == "paged_attention" else recorded_choice(registered(op), key, bucket).get("kernel")
-    first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
+    from_record = [(kernel, "by record") for kernel in kernels if kernel.name == name]
     fallbacks = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):
         fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
-    return first + [(kernel, f"no record for {key} that can run") for kernel in fallbacks if kernel.name != name]
+    return from_record + [(kernel, f"no record for {key} that can run") for kernel in fallbacks if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
@@ -191,5 +199,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls `gemm(a, *b[form], bias)`.  `b` holds packed copies of a weight.  A copy may include a scale."""
+    """Computes the product `gemm(a, *b[form], bias)`.  `b[form]` is a packed copy of a weight, maybe with a scale."""
     return gemm(a, *b[form], bias)

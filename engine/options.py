@@ -35,14 +35,14 @@ def device_of(name: str | None) -> torch.device:
 
 
 def check_pdl(device: torch.device, enforce_eager: bool) -> None:
-    """Raises `ValueError` without CUDA graphs, or on a GPU below capability 9.0, because kernels cannot start early."""
-    actual = "enforce_eager" if enforce_eager else device.type
+    """Raises `ValueError` if kernels cannot start early: without CUDA graphs, or on a GPU below capability 9.0."""
+    actual_value = "enforce_eager" if enforce_eager else device.type
     if device.type == "cuda" and not enforce_eager:
         capability = torch.cuda.get_device_capability(device)
         if capability >= (9, 0):
             return
-        actual = "compute capability {}.{}".format(*capability)
-    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {actual}")
+        actual_value = "compute capability {}.{}".format(*capability)
+    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {actual_value}")
 
 
 def dtype_of(name: str | None, device: torch.device) -> torch.dtype:

@@ -12,7 +12,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns `array` as a tensor on `device`: without a copy on a CPU, as a copy in stream order on CUDA.
+    """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the array is copied in stream order.
 
     The copy comes from pinned memory, which torch reuses only after the copy.  A copy from pageable memory might wait
     for all earlier work.  Torch copies an array with gaps through pageable memory, so `array` is made contiguous."""
@@ -25,11 +25,11 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """Holds the arguments of the op `sample`, one value per row.  A new object is made if other sequences run.
+    """Holds the arguments of the op `sample`, one value per row.  If other sequences run, a new object is made.
 
     A row draws the next token of its sequence or, with a draft, a later token.  `ahead(row)` returns the drafted tokens
-    that come before the token of the row.  These tokens are not in the sequence yet.  With `edits=False` no logits are
-    changed before the draw, and no log-probabilities are returned."""
+    before this token, which are not in the sequence yet.  With `edits=False` no logits are changed before the draw, and
+    no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class SamplingTensors:
         )
         self._factors: dict[str, torch.Tensor] = {}
         if any(sequence.params.penalised for _, sequence, _ in self.special):
-            for name, off in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
-                self._factors[name] = column((getattr(p, name) or off for p in params), np.float32)
+            for name, default in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
+                self._factors[name] = column((getattr(p, name) or default for p in params), np.float32)
         logprob_rows = [row for row, sequence, _ in self.special if sequence.params.logprobs is not None]
         self._shown = on_device(np.array(logprob_rows, np.int64), device)
 
@@ -67,41 +67,41 @@ class SamplingTensors:
     ) -> tuple[torch.Tensor, ...]:
         """Draws token ids `[B]`.  `positions` `[B]` int64 holds the index of each new token in its sequence.
 
-        If rows want log-probabilities, also returns the ids `[rows, 1 + n]` of the drawn token and the likeliest
-        tokens.  Also returns their log-probabilities from the unchanged logits.  The kernel's `top_n` would search all
-        rows for these tokens."""
+        If some rows want log-probabilities, also returns token ids `[rows, 1 + n]`: the drawn token and the likeliest
+        tokens. Then also returns their log-probabilities, from the unchanged logits.  The kernel's `top_n` is not used,
+        because it would search all rows."""
         token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (token_ids,)
         values = logits[self._shown].float().log_softmax(-1)
-        likely = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
-        ids = torch.cat([token_ids[self._shown][:, None], likely], 1)
-        return token_ids, ids, values.gather(1, ids)
+        likely_ids = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
+        logprob_ids = torch.cat([token_ids[self._shown][:, None], likely_ids], 1)
+        return token_ids, logprob_ids, values.gather(1, logprob_ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
-        """Returns the changes to the logits of the rows in `special`, as arguments of `sample`.  Changes are biases,
-        end tokens that are not allowed yet, and earlier tokens with their counts."""
+        """Returns arguments of `sample` that change the logits of the rows in `special`: biases, end tokens that are
+        not allowed yet, and the counts of earlier tokens."""
         lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
-        counts: list[int] = []
+        token_counts: list[int] = []
         bias: list[float] = []
-        for row, sequence, ahead in self.special:
+        for row, sequence, drafted_ids in self.special:
             params = sequence.params
-            changes = dict(params.logit_bias or {})
-            if len(sequence.token_ids) + len(ahead) - sequence.num_prompt_tokens < params.min_tokens:
-                changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
+            logit_changes = dict(params.logit_bias or {})
+            if len(sequence.token_ids) + len(drafted_ids) - sequence.num_prompt_tokens < params.min_tokens:
+                logit_changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
             # Tokens with a change come first, in the order of their changes.
-            count_by_id = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
-            for token in ahead if params.penalised else ():
+            count_by_id = dict.fromkeys(logit_changes, -1) | (sequence.counts if params.penalised else {})
+            for token in drafted_ids if params.penalised else ():
                 count_by_id[token] = max(count_by_id.get(token, 0), 0) + 1
             lengths[row + 1] = len(count_by_id)
             ids += count_by_id
-            counts += count_by_id.values()
-            bias += [*changes.values(), *[0.0] * (len(count_by_id) - len(changes))]
+            token_counts += count_by_id.values()
+            bias += [*logit_changes.values(), *[0.0] * (len(count_by_id) - len(logit_changes))]
         if not ids:
             return {}
-        columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))
-        packed = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
+        columns = (np.array(ids, np.int32), np.array(token_counts, np.int32), np.array(bias, np.float32).view(np.int32))
+        packed_arrays = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edits = dict(zip(names, torch.split(packed, [len(lengths), *[len(ids)] * 3]), strict=True))
-        return self._factors | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}
+        edit_arguments = dict(zip(names, torch.split(packed_arrays, [len(lengths), *[len(ids)] * 3]), strict=True))
+        return self._factors | edit_arguments | {"edit_bias": edit_arguments["edit_bias"].view(torch.float32)}

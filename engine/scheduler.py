@@ -54,12 +54,12 @@ class Scheduler:
 
     Prompts are admitted in the order of their arrival, when there are free pages for all tokens of the prompt.  If the
     pages run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
-    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit the whole cache, so the oldest sequence
-    always ends.
+    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit into the whole cache, so the oldest
+    sequence can always finish.
 
     `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt runs in one step.  A prompt
-    that is longer than the remaining budget then runs as the only prompt of a step.  With `continuous=False` no prompt
-    is admitted before all running sequences have ended (static batches)."""
+    that is longer than the remaining budget then runs as the only prompt of a step.  With `continuous=False` (static
+    batches), prompts are admitted only after all running sequences have ended."""
 
     blocks: BlockManager
     max_num_seqs: int
@@ -97,7 +97,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Returns the next step.  Allocates all pages that the step writes.  Requires that `has_work` is true."""
-        preempted = self._grow()
+        preempted_sequences = self._grow()
         num_decodes = len(self.running) - len(self.prefilling)
         admits = self.continuous or not self.running
         chunks: list[Chunk] = []
@@ -106,14 +106,14 @@ class Scheduler:
             budget -= self._take(sequence, budget, chunks)
         while admits and self.waiting and len(self.running) < self.max_num_seqs and (budget > 0 or not self.continuous):
             sequence = self.waiting[0]
-            if preempted or not self._admit(sequence):
+            if preempted_sequences or not self._admit(sequence):
                 break
             num_tokens = self._take(sequence, budget, chunks)
             if not num_tokens and self.continuous:
                 self._preempt(sequence)
                 break
             budget -= num_tokens
-        return Step(num_decodes, chunks, preempted)
+        return Step(num_decodes, chunks, preempted_sequences)
 
     def computed(self, chunk: Chunk) -> None:
         """Marks `chunk` as computed.  Other sequences may then reuse the full pages of the chunk."""
@@ -124,7 +124,7 @@ class Scheduler:
             self.prefilling.remove(sequence)
 
     def restart(self, sequences: list[Sequence]) -> None:
-        """Frees all pages and lets only `sequences` wait.  Their tokens are computed again from the first token."""
+        """Frees all pages and queues only `sequences`.  Their tokens are computed again from the first token."""
         self.finish(self.running)
         self.waiting = sorted(sequences, key=_order)
 
@@ -145,30 +145,30 @@ class Scheduler:
 
     def _grow(self) -> list[Sequence]:
         """Gives every running sequence a page for its next token.  Returns the sequences that lost their pages."""
-        preempted: list[Sequence] = []
-        grow, block_size = self.blocks.grow, self.blocks.block_size
+        preempted_sequences: list[Sequence] = []
+        grow_blocks, block_size = self.blocks.grow, self.blocks.block_size
         position = 0
         while position < len(self.running):
             sequence = self.running[position]
             # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
             if len(sequence.token_ids) + sequence.unread > len(sequence.block_ids) * block_size:
-                while not grow(sequence, len(sequence)):
+                while not grow_blocks(sequence, len(sequence)):
                     victim = max(self.running, key=_order)
                     position -= self.running.index(victim) < position
                     self._preempt(victim)
-                    preempted.append(victim)
+                    preempted_sequences.append(victim)
                     if victim is sequence:
                         position -= 1
                         break
             position += 1
-        return preempted
+        return preempted_sequences
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:
         """Adds a chunk of at most `room` tokens to `chunks`.  Returns the size of the chunk, or 0 if no chunk fits."""
-        remaining = len(sequence) - sequence.num_computed
-        if not self.chunked and chunks and remaining > room:
+        remaining_tokens = len(sequence) - sequence.num_computed
+        if not self.chunked and chunks and remaining_tokens > room:
             return 0
-        size = min(remaining, room) if self.chunked else remaining
+        size = min(remaining_tokens, room) if self.chunked else remaining_tokens
         if size > 0:
             chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + size))
         return max(size, 0)
@@ -180,8 +180,8 @@ class Scheduler:
         self.blocks.reuse(sequence)
         # One page more than the tokens need, so that the next step does not preempt the sequence again.
         spare_pages = 1 if self.running else 0
-        missing = self.blocks.blocks_for(len(sequence)) - len(sequence.block_ids)
-        if self.blocks.num_free < missing + spare_pages:
+        missing_pages = self.blocks.blocks_for(len(sequence)) - len(sequence.block_ids)
+        if self.blocks.num_free < missing_pages + spare_pages:
             self.blocks.release(sequence)
             self._too_large = (sequence, self.blocks.released)
             return False

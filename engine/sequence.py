@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
 """OpenAI's limit of `top_logprobs`."""
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 """The largest temperature and the largest bias of a request, because kernels take both in fp32."""
-OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+MODEL_SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings for which a model may have its own values.  The values here leave the logits unchanged."""
-PENALTIES = (1e-6, 1e6)
+PENALTY_RANGE = (1e-6, 1e6)
 """The bounds of `repetition_penalty`.  Within these bounds no logit of a model becomes infinite."""
 _INTEGER_FIELDS = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
-_MAY_BE_NONE = (*OF_MODEL, "seed", "logprobs")
+_MAY_BE_NONE = (*MODEL_SETTINGS, "seed", "logprobs")
 _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
@@ -32,10 +32,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "top_k": (0, 2**31 - 1),
     "seed": (0, 2**63 - 1),
     "logprobs": (0, MOST_LOGPROBS),
-    "temperature": (0, LARGEST),
+    "temperature": (0, LARGEST_FLOAT),
     "top_p": (0, 1),
     "min_p": (0, 1),
-    "repetition_penalty": PENALTIES,
+    "repetition_penalty": PENALTY_RANGE,
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
@@ -45,7 +45,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 class SamplingParams:
     """Holds the sampling settings of one request.  Names and meanings are the same as in vLLM.
 
-    If a field in `OF_MODEL` is None, the engine uses the model's own value (`engine/load/generation.py`).  Raises
+    If a field in `MODEL_SETTINGS` is None, the engine uses the model's own value (`engine/load/generation.py`).  Raises
     `ValueError` on a value out of range.
     """
 
@@ -84,7 +84,7 @@ class SamplingParams:
 
     @cached_property
     def penalised(self) -> bool:
-        """Returns whether earlier tokens change the logits.  Cached, because every new token needs this value."""
+        """Returns whether earlier tokens change the logits.  The value is cached, because every new token needs it."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
@@ -97,8 +97,8 @@ class SamplingParams:
             value, is_integer = getattr(self, name), name in _INTEGER_FIELDS
             is_valid = _is(int if is_integer else int | float, value) and minimum <= value <= maximum
             if not is_valid and not (value is None and name in _MAY_BE_NONE):
-                kind = "an integer" if is_integer else "a number"
-                raise ValueError(f"{name}: expected {kind} in [{minimum}, {maximum}], got {value!r}")
+                type_name = "an integer" if is_integer else "a number"
+                raise ValueError(f"{name}: expected {type_name} in [{minimum}, {maximum}], got {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if self.min_tokens > self.max_tokens:
@@ -109,7 +109,7 @@ class SamplingParams:
             raise ValueError(f"stop_token_ids: expected token ids, got {self.stop_token_ids!r}")
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(
-            _is(int, token) and _is(int | float, value) and abs(value) <= LARGEST for token, value in bias.items()
+            _is(int, token) and _is(int | float, value) and abs(value) <= LARGEST_FLOAT for token, value in bias.items()
         ):
             raise ValueError(f"logit_bias: expected finite numbers by token id, got {bias!r}")
 

@@ -36,8 +36,8 @@ def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
 
 def ramp(counts: np.ndarray) -> np.ndarray:
     """Returns `concatenate([arange(count) for count in counts])` as int64."""
-    begins = np.cumsum(counts) - counts
-    return np.asarray(np.arange(counts.sum()) - np.repeat(begins, counts))
+    start_offsets = np.cumsum(counts) - counts
+    return np.asarray(np.arange(counts.sum()) - np.repeat(start_offsets, counts))
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
@@ -49,31 +49,31 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     device = drawn.device
     # Only the columns in use: a kernel that gathers pages pays for the table's width.
     width = int(batch.num_blocks[rows].max(initial=0))
-    table, lens = on_device(batch.block_table[rows, :width], device), on_device(batch.seq_lens[rows], device)
-    ids = drawn[on_device(batch.source[rows], device)]
+    table, seq_lens = on_device(batch.block_table[rows, :width], device), on_device(batch.seq_lens[rows], device)
+    token_ids = drawn[on_device(batch.source[rows], device)]
     positions, slots = batch.positions[rows], batch.slot_mapping[rows]
     if not spans:
-        return StepInput(ids, on_device(positions, device), on_device(slots, device), table, lens)
-    starts = np.array([span.start for span in spans])
-    counts = np.array([len(span.tokens) for span in spans])
-    span_ends, bounds = starts + counts, np.concatenate([[0], np.cumsum(counts)])
+        return StepInput(token_ids, on_device(positions, device), on_device(slots, device), table, seq_lens)
+    span_starts = np.array([span.start for span in spans])
+    span_lengths = np.array([len(span.tokens) for span in spans])
+    span_ends, bounds = span_starts + span_lengths, np.concatenate([[0], np.cumsum(span_lengths)])
     pages = -(-span_ends // batch.block_size)
     tables = np.full((len(spans), pages.max()), -1, np.int32)
     for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
         tables[row, :count] = span.block_ids[:count]
-    span_positions = ramp(counts) + np.repeat(starts, counts)
-    page = tables[np.repeat(np.arange(len(spans)), counts), span_positions // batch.block_size].astype(np.int64)
-    history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if starts.any() else None
-    chunks = Chunks(on_device(bounds.astype(np.int32), device), int(counts.max()), history)
+    span_positions = ramp(span_lengths) + np.repeat(span_starts, span_lengths)
+    page = tables[np.repeat(np.arange(len(spans)), span_lengths), span_positions // batch.block_size].astype(np.int64)
+    history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if span_starts.any() else None
+    chunks = Chunks(on_device(bounds.astype(np.int32), device), int(span_lengths.max()), history)
     # Every row of the batch, and the last tokens of the spans.
-    n, num_drawn = len(lens), np.array([span.num_drawn for span in spans])
-    last = n + ramp(num_drawn) + np.repeat(bounds[1:] - num_drawn, num_drawn)
+    n, num_drawn = len(seq_lens), np.array([span.num_drawn for span in spans])
+    span_rows = n + ramp(num_drawn) + np.repeat(bounds[1:] - num_drawn, num_drawn)
     return StepInput(
-        torch.cat([ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
+        torch.cat([token_ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
         on_device(np.concatenate([positions, span_positions]), device),
         on_device(np.concatenate([slots, page * batch.block_size + span_positions % batch.block_size]), device),
         table,
-        lens,
+        seq_lens,
         chunks,
-        on_device(np.concatenate([np.arange(n), last]), device),
+        on_device(np.concatenate([np.arange(n), span_rows]), device),
     )

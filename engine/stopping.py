@@ -48,9 +48,9 @@ class StopText:
             for stop in self._stops:
                 sizes = range(min(len(stop) - 1, hidden), held_size, -1)
                 held_size = next((size for size in sizes if text.endswith(stop[:size])), held_size)
-        new = self.text[self._shown : len(self.text) - held_size]
-        self._shown += len(new)
-        return new
+        new_text = self.text[self._shown : len(self.text) - held_size]
+        self._shown += len(new_text)
+        return new_text
 
     def _add(self, piece: str) -> bool:
         old_length = len(self.text)

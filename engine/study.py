@@ -25,12 +25,12 @@ class StudyOptions:
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
     """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not have.
 
-    Raises `ValueError` with the new spelling if such an option is now a switch, and else `TypeError`."""
+    Raises `ValueError` with the new spelling if an option is a switch now.  Raises `TypeError` on other options."""
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {name}")
-        spelling = f"study=StudyOptions({name}={value!r}), of rooflab.engine.study"
-        raise ValueError(f"{name}: expected {spelling}, got it as an option of LLM")
+        new_spelling = f"study=StudyOptions({name}={value!r}), of rooflab.engine.study"
+        raise ValueError(f"{name}: expected {new_spelling}, got it as an option of LLM")
     return study or StudyOptions()
 
 

@@ -11,16 +11,16 @@ from rooflab.kernels._attention_configs import padded
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+AttentionResult = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output alone, or with `return_lse` the pair of the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Returns the bytes that dense or ragged attention moves.  Counts each operand once, because L2 or a CPU's cache
-    keeps a sequence's keys for all its queries.  Does not count a dense batch's keys that lie before every window.  The
-    result of fp8 attention is bf16."""
+    """Returns the bytes that attention moves.  Counts each operand once, because L2 or a CPU's cache keeps a sequence's
+    keys for all its queries.  In a dense batch, does not count keys that no query's window contains.  The result of fp8
+    attention is bf16."""
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -30,14 +30,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse)
 
 
-def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
-    """Returns zeros, the result of queries `[..., D]` without visible keys.  With `return_lse`, also returns -inf."""
+def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
+    """Returns the result for queries `[..., D]` that see no key: zeros, and with `return_lse` a log-sum-exp of -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of attention without keys: zeros, and the log-sum-exp of the sinks alone."""
+    """Writes the result of attention without keys: zeros to `of.out`, and the sinks (or -inf) to `of.lse`."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -63,20 +63,20 @@ def never_zero(softmax_scale: float | None) -> float | None:
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns three groups of arguments for a Triton attention kernel: `window`, `scale`, `factor` (never negative) and
-    `cap` for `lib.attention.weigh`; the strides of `out`, `lse` and `sinks`; and constants.  `keys` is the number of
-    keys of the longest sequence."""
-    D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
-    windowed = of.window is not None and of.window < keys  # a wider window hides nothing
-    factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))
+    """Returns three groups of arguments for a Triton attention kernel.  The first group is `window`, `scale`, `factor`
+    (never negative) and `cap` for `lib.attention.weigh`.  The second is the strides of `out`, `lse` and `sinks`.  The
+    third is the constants.  `keys` is the number of keys of the longest sequence."""
+    D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
+    has_window = of.window is not None and of.window < keys  # a wider window hides nothing
+    score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))
     constants = {
         "CAUSAL": of.causal,
-        "WINDOW": windowed,
-        "CAP": capped,
-        "NEGATED": scale < 0 and not capped,
+        "WINDOW": has_window,
+        "CAP": has_softcap,
+        "NEGATED": scale < 0 and not has_softcap,
         "HEAD_DIM": D,
         "BLOCK_D": max(padded(D), 16),
         **of.config.launch_arguments,
     }
     strides = *of.out.stride()[:-1], *strides_of(of.lse, of.q.ndim - 1), *strides_of(of.sinks, 1)
-    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), strides, constants
+    return (of.window if has_window else 0, scale, score_factor, float(of.softcap or 0.0)), strides, constants

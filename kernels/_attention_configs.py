@@ -1,6 +1,6 @@
 """Defines configs of attention kernels (tiles of queries and keys), and the tuning of kernels that load by pointers.
 
-Under a causal mask, programs have different amounts of work, so the resource estimates leave out `tensor_flops`.
+Under a causal mask, CTAs have different amounts of work, so the estimate of a CTA's resources has no number of FLOPs.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def padded(head_dim: int) -> int:
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory (read in compiled kernels;
-    tests/contracts/test_configs.py compares the numbers)."""
+    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory.  The number was read in
+    compiled kernels; tests/contracts/test_configs.py compares it."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
-    warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
-    staged_count = config.num_stages if warpgroup else config.num_stages - 1
+    uses_wgmma = config.block_m >= 64 and scheme.activation != torch.float32
+    staged_count = config.num_stages if uses_wgmma else config.num_stages - 1
     return 2 * staged_count if config.num_stages > 1 else 1
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Returns registers per thread: fp32 accumulator, scores, `others`, and with `weights` 16-bit softmax weights."""
+    """Returns registers per thread: fp32 accumulator, scores, `others`, and 16-bit softmax weights with `weights`."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -57,20 +57,20 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
 def pointers_footprint(
     config: Config, case: Case, scheme: Scheme, ctas: int, weights: bool, others: int = ADDRESS_REGISTERS
 ) -> Footprint:
-    """Returns a CTA's resources if it loads by pointers.  Shared memory holds queries and staged keys and values."""
-    D, size = padded(int(case["D"])), scheme.activation.itemsize
-    staged = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
+    """Returns the resources of a CTA that loads by pointers.  Shared memory holds tiles of queries, keys and values."""
+    D, item_bytes = padded(int(case["D"])), scheme.activation.itemsize
+    bytes_per_dim = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
     return Footprint(
         threads=32 * config.num_warps,
-        registers=registers(config, D, weights and size == 2, others),
-        shared_bytes=(config.block_m * size + staged) * D,
+        registers=registers(config, D, weights and item_bytes == 2, others),
+        shared_bytes=(config.block_m * item_bytes + bytes_per_dim) * D,
         ctas=ctas,
     )
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """Returns the tuning of a kernel that loads by pointers.  Passes `weights` and `others` to `registers`.  `widest`
-    is the default config for the largest head_dim in fp32."""
+    """Returns the tuning of a kernel that loads by pointers.  `weights` and `others` go to `registers`, which estimates
+    the registers per thread.  `widest` is the default config for the largest head_dim in fp32."""
     defaults = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

@@ -1,4 +1,4 @@
-"""Decides whether launchers read integer tensors, such as page tables, to check their values."""
+"""Decides whether launchers check the values of integer tensors, such as page tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ a check waits for the device.  A check does not work while a CUDA graph is captu
 
 
 def checks_values(tensor: torch.Tensor) -> bool:
-    """Returns whether a launcher checks the values of `tensor`.  Returns False during a count of memory traffic."""
-    return CHECK_VALUES and not tensor.is_meta and _device.counted is None
+    """Returns whether a launcher checks the values of `tensor`.  Returns False while memory traffic is counted."""
+    return CHECK_VALUES and not tensor.is_meta and _device.counted_device_type is None
 
 
 def checks_bounds(bounds: torch.Tensor) -> bool:
-    """Returns whether a launcher reads and checks the values of `bounds` (lengths, offsets or a page table).  On a CPU
-    the launcher checks them, because the check costs little and a wrong value may crash the process."""
-    return (bounds.device.type == "cpu" and _device.counted is None) or checks_values(bounds)
+    """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  On a CPU it checks
+    them, because the check costs little and a wrong value may crash the process."""
+    return (bounds.device.type == "cpu" and _device.counted_device_type is None) or checks_values(bounds)

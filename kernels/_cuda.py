@@ -1,9 +1,9 @@
 """Compiles CUDA C++ kernels with NVRTC, without a GPU.  Launches them with CuPy on torch's tensors and stream.
 
 A kernel's source is one file.  It includes shared headers from `kernels/lib/`, such as `#include "hopper.h"`.  The
-cache folder keeps each cubin (the compiled kernel) under a file name that is a hash of all inputs of the compilation.
-NVRTC has no host headers and cannot compile `cuda.h`.  So a kernel declares a tensor map as a struct of 128 bytes,
-aligned to 64.  `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
+cache folder keeps each compiled kernel (cubin).  Its file name is a hash of all inputs of the compilation.  NVRTC has
+no host headers and cannot compile `cuda.h`.  So a kernel declares a tensor map as a struct of 128 bytes, aligned to 64
+bytes.  `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._pdl import launch_dependent
 from rooflab.kernels._tensor_map import CudaMap
 
-LIB = Path(__file__).parent / "lib"
+LIB_FOLDER = Path(__file__).parent / "lib"
 """The folder of headers and sources that several ops share."""
-ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
+ELEMENT_CODES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 """The number that stands for each dtype in the CUDA sources, as the macro ELEMENT."""
 CXX_STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
@@ -77,20 +77,20 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:
-    """Returns the log of NVRTC and ptxas for `source`.  The log has warnings, such as a serialized wgmma."""
+    """Returns the messages of NVRTC and ptxas for `source`, such as a warning that wgmma is serialized."""
     return cubin_file(source, arch=arch, options=options).with_suffix(".log").read_text()
 
 
 def _key(source: str, arch: str, options: Sequence[str], headers: Sequence[str]) -> str:
     # CUDA's folders by their time of change: a new version of a package creates its folder again.
-    stamps = [(header, os.stat(header).st_mtime_ns) for header in headers if header != str(LIB)]
-    parts = (source, arch, tuple(options), nvrtc_version(), stamps, _own_headers() if '#include "' in source else "")
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    mtimes = [(header, os.stat(header).st_mtime_ns) for header in headers if header != str(LIB_FOLDER)]
+    inputs = (source, arch, tuple(options), nvrtc_version(), mtimes, _own_headers() if '#include "' in source else "")
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()[:32]
 
 
 @cache
 def _own_headers() -> str:
-    return "".join(path.read_text() for path in sorted(LIB.glob("*.h")))
+    return "".join(path.read_text() for path in sorted(LIB_FOLDER.glob("*.h")))
 
 
 def _compile(source: str, arch: str, options: Sequence[str]) -> tuple[bytes, str]:
@@ -110,7 +110,7 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Returns the cubin with its last byte, which cuobjdump needs.  CuPy 14 drops this byte, because it is zero.  The
+    """Returns the cubin with its last byte.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The
     program headers are at the end of this ELF file, so their offset, size and count give the file's size."""
     (start,) = struct.unpack_from("<Q", cubin, 32)
     size, count = struct.unpack_from("<HH", cubin, 54)
@@ -159,8 +159,8 @@ def include_folders() -> tuple[str, ...]:
     folders = [pathfinder.find_nvidia_header_directory(name) for name in names]
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
     cccl_folders = [os.path.join(folder, "cccl") for folder in folders if folder]
-    present = [folder for folder in (*folders, *cccl_folders) if folder and os.path.isdir(folder)]
-    return tuple(dict.fromkeys((str(LIB), *present)))
+    existing_folders = [folder for folder in (*folders, *cccl_folders) if folder and os.path.isdir(folder)]
+    return tuple(dict.fromkeys((str(LIB_FOLDER), *existing_folders)))
 
 
 def architecture(device: torch.device | int | None = None) -> str:
@@ -176,7 +176,7 @@ def macros(**values: str | int | bool) -> tuple[str, ...]:
 
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
-    """Returns the kernel `name` of `source` (declared `extern "C"`).  Its first launch on a GPU compiles and loads it.
+    """Returns the kernel `name` of `source` (declared `extern "C"`).  The first launch on a GPU compiles and loads it.
 
     If `dependent` is set, the kernel may start before the previous kernel ends.  Its source must then include `pdl.h`.
     """
@@ -187,9 +187,10 @@ class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
     A tensor is passed as the address of its first element (no copy, any strides), and None as a null pointer.  A NumPy
-    scalar keeps its own width.  A `CudaMap` or a NumPy array of one structured element is passed by value.  A Python
-    number raises `ValueError`, because it has no width.  The launch is asynchronous, on the current stream of the
-    tensors' device. The first launch loads the kernel, so launch once before the capture of a CUDA graph."""
+    scalar keeps its dtype.  A `CudaMap` (tensor map) or a NumPy array of one structured element is passed by value.  A
+    Python number raises `ValueError`, because its width is not known.  The launch is asynchronous, on the current
+    stream of the tensors' device. The first launch loads the kernel, so launch once before the capture of a CUDA graph.
+    """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
         if dependent and '#include "pdl.h"' not in source:
@@ -207,29 +208,29 @@ class CudaKernel:
         on a CPU or on several GPUs."""
         device = _device(arguments)
         checked_args = [_value(index, argument) for index, argument in enumerate(arguments)]
-        maps = {id(value): value for value in checked_args if isinstance(value, CudaMap)}
-        encoded = {key: value.encoded() for key, value in maps.items()}  # each map once
-        values = tuple(encoded.get(id(value), value) for value in checked_args)
+        tensor_maps = {id(value): value for value in checked_args if isinstance(value, CudaMap)}
+        encoded_maps = {key: value.encoded() for key, value in tensor_maps.items()}  # each map once
+        values = tuple(encoded_maps.get(id(value), value) for value in checked_args)
         with torch.cuda.device(device):
-            raw = self.raw(device)
+            cupy_kernel = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
-                raw.max_dynamic_shared_size_bytes = shared_bytes
+                cupy_kernel.max_dynamic_shared_size_bytes = shared_bytes
                 self._shared_bytes[device] = shared_bytes
             stream = torch.cuda.current_stream(device).cuda_stream
             if self.dependent:
-                launch_dependent(raw.kernel.ptr, grid, block, values, shared_bytes, stream)
+                launch_dependent(cupy_kernel.kernel.ptr, grid, block, values, shared_bytes, stream)
             else:
-                raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
+                cupy_kernel(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
-        """Returns CuPy's kernel on GPU number `device`.  Its `attributes` give the registers and the spilled bytes."""
+        """Returns CuPy's kernel for GPU number `device`.  Its `attributes` have the registers and the spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
-                raw = _cupy().RawModule(path=str(file)).get_function(self.name)
+                cupy_kernel = _cupy().RawModule(path=str(file)).get_function(self.name)
                 # Static shared memory and its padding take part of the 48 KB that need no request.
-                self._shared_bytes[device] = 0 if raw.shared_size_bytes else STATIC_SHARED_BYTES
-                self._raw[device] = raw
+                self._shared_bytes[device] = 0 if cupy_kernel.shared_size_bytes else STATIC_SHARED_BYTES
+                self._raw[device] = cupy_kernel
         return self._raw[device]
 
 

@@ -1,4 +1,4 @@
-"""Provides facts about the GPU that launchers use."""
+"""Provides facts that launchers need about the GPU, such as the number of SMs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 HOPPER_SMS = 132
 """The number of SMs of an H100 or H200 SXM, the assumed GPU for compilation and emulation without a GPU."""
-few_sms: int | None = None
+sm_count_override: int | None = None
 """The number that `sm_count` returns instead of the real number, or None.  A check sets it (`bench/core/trial.py`)."""
-emulated = False
+is_emulated = False
 """Whether the emulator runs every launch of this process on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
 
-counted: str | None = None
+counted_device_type: str | None = None
 """The device type for which traffic is counted on `meta` tensors (`kernels/traffic.py`), or None."""
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """Returns the device type of `x`.  For a `meta` tensor in a traffic count, returns the simulated device type."""
-    return counted or x.device.type
+    """Returns the device type of `x`, such as `cuda`.  While traffic is counted, returns the simulated device type."""
+    return counted_device_type or x.device.type
 
 
 def sm_count(device: torch.device) -> int:
     """Returns the number of SMs of a GPU.  Returns 132, the number of an H100 SXM, for the CPU and `meta`."""
-    return few_sms or _sm_count(device)
+    return sm_count_override or _sm_count(device)
 
 
 @cache
@@ -37,10 +37,10 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `launcher` so that the GPU of its first tensor is the current GPU in a call, because Triton launches there.
+    """Wraps `launcher`: during a call, the GPU of its first tensor is the current GPU, because Triton launches there.
 
-    This takes 0.4 to 0.7 us of host time for tensors on a CPU.  With a GPU, the wrapper also looks up the current GPU;
-    this time is not measured."""
+    This takes 0.4 to 0.7 us of host time for tensors on a CPU.  With a GPU, the wrapper also asks torch for the current
+    GPU, and this time is not measured."""
 
     @wraps(launcher)
     def launch(*args: Any, **kwargs: Any) -> Any:

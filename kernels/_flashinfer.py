@@ -1,12 +1,12 @@
 """Provides code that all adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
 
-FlashInfer compiles its code with nvcc at the first use of a dtype, head_dim and set of options.  This takes seconds,
-but not if its package of compiled kernels is installed.  A time measured after a warm-up does not contain it.
+FlashInfer compiles its code with nvcc when a dtype, a head_dim or an option is new.  This takes seconds, unless its
+package of compiled kernels is installed.  A time measured after a warm-up does not contain the compilation.
 
-FlashInfer divides the work of a batch on the host: `plan` reads the lengths, and `run` launches the kernel.  An engine
-plans once per step for all layers.  The benchmark also plans first, so it measures `run` alone.  A call without a plan
-makes its own plan.  This waits for the device, so a CUDA graph cannot capture the call.  The next call does not reuse
-that plan.  A kernel may have changed the lengths in place, and the host cannot see this without a wait.
+FlashInfer divides the work of a batch on the host.  `plan` reads the lengths, and `run` launches the kernel.  An engine
+calls `plan` once per step for all layers.  The benchmark also calls `plan` first, so it measures `run` alone.  A call
+without a plan makes its own plan.  This waits for the device, so a CUDA graph cannot capture the call.  The next call
+does not reuse that plan.  A kernel may have changed the lengths in place, and the host cannot see this without a wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import LN2, Returned, get_scale
+from rooflab.kernels._attention import LN2, AttentionResult, get_scale
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
@@ -32,14 +32,15 @@ WORKSPACE_BYTES = 512 * 2**20
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
-    """Wraps the traffic function `model` of an attention kernel with queries `[..., D]`.  If `return_lse` is set, adds
-    the traffic of a launch that changes the log-sum-exp from base 2 to base e."""
+    """Wraps `model`, a function that counts the memory traffic of an attention kernel with queries `[..., D]`.  With
+    `return_lse`, adds the traffic of a launch that changes FlashInfer's log-sum-exp from base 2 to base e.
+    """
 
     def traffic(inputs: Arguments) -> Traffic:
-        base_traffic, lse = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
+        base_traffic, lse_bytes = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
         if not inputs.return_lse:
             return base_traffic
-        read_bytes, write_bytes = base_traffic.read_bytes + lse, base_traffic.write_bytes + lse
+        read_bytes, write_bytes = base_traffic.read_bytes + lse_bytes, base_traffic.write_bytes + lse_bytes
         return replace(base_traffic, read_bytes=read_bytes, write_bytes=write_bytes, launches=base_traffic.launches + 1)
 
     return traffic
@@ -48,8 +49,8 @@ def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], 
 def make_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """Makes a wrapper of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class takes
-    one.  A wrapper serves a single dtype and head_dim, because its first plan fixes its backend."""
+    """Makes a wrapper of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class has
+    this argument.  A wrapper serves a single dtype and head_dim, because its first plan fixes its backend."""
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
@@ -71,7 +72,7 @@ class FlashInferPlan:
 
 
 def plan_options(inputs: Arguments) -> dict[str, Any]:
-    """Returns the options of every `plan` call.  FlashInfer's window counts only the keys left of the query."""
+    """Returns the options of every `plan` call.  FlashInfer's window does not count the query's own position."""
     q, window = inputs.q, inputs.window
     return {
         "sm_scale": get_scale(q, inputs.softmax_scale),
@@ -99,40 +100,40 @@ class Pages:
 def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int) -> Pages:
     """Returns the used pages of a block table `[B, max_blocks]` for sequence lengths `[B]`.  Waits for the device."""
     lengths = seq_lens.cpu()
-    counts = (lengths + block_size - 1) // block_size
-    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    used_mask = torch.arange(block_table.shape[1]) < counts[:, None]
+    page_counts = (lengths + block_size - 1) // block_size
+    indptr = torch.nn.functional.pad(page_counts.cumsum(0), (1, 0)).int()
+    used_mask = torch.arange(block_table.shape[1]) < page_counts[:, None]
     indices = block_table.cpu()[used_mask].to(block_table.device)
-    return Pages(indptr, indices, lengths - (counts - 1).clamp(min=0) * block_size, lengths)
+    return Pages(indptr, indices, lengths - (page_counts - 1).clamp(min=0) * block_size, lengths)
 
 
 def unseeing_rows(
     bounds: torch.Tensor, lengths: torch.Tensor, causal: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """Returns the indices `[n]` of the queries without visible keys, or None if every query sees a key.
+    """Returns the indices `[n]` of the queries that see no key, or None if every query sees a key.
 
-    Both tensors are on the CPU: `bounds` `[B + 1]` (the offsets of the queries) and `lengths` `[B]` (the numbers of
-    keys)."""
-    counts = bounds.diff()
-    hidden = (counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, counts, 0)
-    rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), hidden.tolist(), strict=False) if n]
+    Both tensors are on the CPU.  `bounds` `[B + 1]` has the offsets of each sequence's queries.  `lengths` `[B]` has
+    the numbers of keys."""
+    query_counts = bounds.diff()
+    n_keyless = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
+    rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), n_keyless.tolist(), strict=False) if n]
     return torch.cat(rows).to(device) if rows else None
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Splits each sequence of `bounds` in two parts and returns the new bounds.
+    """Splits each sequence into the queries that see no key and the queries that see a key.  Returns the new offsets.
 
-    The first part has the queries without visible keys under a causal mask.  The second part has the other queries.
-    The split is needed if a sequence has more queries than keys.  FlashInfer's kernels for Ampere reject such a single
-    sequence.  In a batch, they do not mask a tile whose first query sees no key."""
-    counts = bounds.diff()
-    hidden = (counts - lengths).clamp(min=0)
-    parts = torch.stack((hidden, counts - hidden), dim=1).flatten()
-    return torch.nn.functional.pad(parts.cumsum(0), (1, 0)).int()
+    `bounds` has the offsets of each sequence's queries.  Under a causal mask, the first queries see no key if a
+    sequence has more queries than keys.  FlashInfer's kernels for Ampere reject such a single sequence.  In a batch,
+    they do not mask a tile if its first query sees no key."""
+    query_counts = bounds.diff()
+    n_keyless = (query_counts - lengths).clamp(min=0)
+    part_sizes = torch.stack((n_keyless, query_counts - n_keyless), dim=1).flatten()
+    return torch.nn.functional.pad(part_sizes.cumsum(0), (1, 0)).int()
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the key or page offsets after `seeing_apart` split each sequence.  The first part has no keys."""
+    """Returns the offsets of keys or pages for the sequences that `seeing_apart` split.  The first part has no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 
@@ -144,22 +145,21 @@ def plan_ragged(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> FlashInferPlan:
-    """Calls `wrapper.plan` for a ragged batch and returns the plan.  The sequences lie one after another in memory.
-    `bounds` holds the offsets of queries and of keys, int32 on the CPU.  `heads` is `(H, H_kv, D)`.
-    """
+    """Calls `wrapper.plan` for sequences of different lengths, and returns the plan.  `bounds` is two int32 tensors on
+    the CPU: the offsets of each sequence's queries, and of its keys.  `heads` is `(H, H_kv, D)`."""
     queries, keys = bounds
-    unseeing = unseeing_rows(queries, keys.diff(), causal, device)
-    if causal and unseeing is not None:
+    keyless_rows = unseeing_rows(queries, keys.diff(), causal, device)
+    if causal and keyless_rows is not None:
         queries, keys = seeing_apart(queries, keys.diff()), without_keys(keys)
     wrapper.plan(queries, keys, *heads, causal=causal, **options)
-    return FlashInferPlan(wrapper, unseeing)
+    return FlashInferPlan(wrapper, keyless_rows)
 
 
-def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:
-    """Converts FlashInfer's result in place: `out` `[T, H, D]` and, if given, the log-sum-exp `[T, H]`.
+def finished(result: AttentionResult, unseeing: torch.Tensor | None) -> AttentionResult:
+    """Corrects FlashInfer's result in place: `out` `[T, H, D]` and, if given, the log-sum-exp `[T, H]`.
 
-    Changes the log-sum-exp from base 2 to base e.  In the rows `unseeing`, sets `out` to 0 and the log-sum-exp to -inf.
-    FlashInfer gives such rows, which see no key, a large finite log-sum-exp."""
+    Changes the log-sum-exp from base 2 to base e.  The rows `unseeing` are queries that see no key.  FlashInfer gives
+    them a large finite log-sum-exp.  Here their `out` becomes 0, and their log-sum-exp becomes -inf."""
     out, lse = result if isinstance(result, tuple) else (result, None)
     if lse is not None:
         lse.mul_(LN2)

@@ -17,12 +17,12 @@ def check_caches(environment: Mapping[str, str] = os.environ) -> None:
     """Raises `ValueError` unless Rooflab's cache is writable.  If Triton compiles, checks Triton's cache too."""
     check_writable("ROOFLAB_CACHE", cache_folder(environment))
     if environment.get("TRITON_INTERPRET") != "1":
-        home = Path(environment.get("TRITON_HOME") or Path.home())
-        check_writable("TRITON_CACHE_DIR", Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"))
+        home_dir = Path(environment.get("TRITON_HOME") or Path.home())
+        check_writable("TRITON_CACHE_DIR", Path(environment.get("TRITON_CACHE_DIR") or home_dir / ".triton" / "cache"))
 
 
 def check_writable(name: str, folder: Path) -> None:
-    """Raises `ValueError` unless `folder` can be made and is writable.  The error begins with `name`."""
+    """Raises `ValueError` if `folder` cannot be made or is not writable.  The error message begins with `name`."""
     try:
         with tempfile.TemporaryDirectory(dir=next(p for p in (folder, *folder.absolute().parents) if p.exists())):
             return

@@ -1,8 +1,8 @@
 """Builds C++ kernels for the CPU with the machine's compiler, once for each source, and calls them by ctypes.
 
-A launcher of two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher takes 3 us for each call too.  The
-cache folder keeps each built library under a file name that is a hash of all inputs of the build.  Parallel loops run
-on torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
+A call with two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher also takes 3 us for each call.  The
+cache folder keeps each built library.  Its file name is a hash of all inputs of the build.  Parallel loops run on
+torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 from rooflab.kernels._folders import cache_folder, check_writable
 
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+COMPILER_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The number that stands for each dtype in a C++ function."""
 REPLAY = '#include "_native.h"\nextern "C" int replay(const Slot* slots) { return unpacked(run, slots); }\n'
 """The second entry of each C++ file, for `_replay.py`."""
@@ -50,18 +50,18 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns the reason why a compiler cannot compile our headers, or None if it can.  Tests each compiler once."""
-    texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
-    marker = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
-    if marker.is_file():
+    """Returns the reason why the compiler at `path` cannot compile our headers, or None.  Tests each compiler once."""
+    hashed_texts = (_version(path), *(header.read_text() for header in HEADERS), *COMPILER_OPTIONS)
+    marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
+    if marker_path.is_file():
         return None
-    command = [path, *OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
+    command = [path, *COMPILER_OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         return f"needs GCC 12 or Clang 15; {path} says: {_first_error(process.stderr)}"
-    check_writable("ROOFLAB_CACHE", marker.parent)
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    check_writable("ROOFLAB_CACHE", marker_path.parent)
+    marker_path.parent.mkdir(parents=True, exist_ok=True)
+    marker_path.touch()
     return None
 
 
@@ -125,7 +125,7 @@ def built(source: Path, types: str) -> NativeFunction:
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """Returns an array of 64-bit integers, which a C++ function takes as a pointer."""
+    """Returns the `numbers` as an array of 64-bit integers.  A C++ function takes this array as a pointer."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
@@ -134,9 +134,9 @@ def library(source: Path) -> Path:
     path = compiler()
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
-    openmp = _openmp_of_torch()
+    openmp_path = _openmp_of_torch()
     headers = (header.read_text() for header in HEADERS)
-    texts = (source.read_text(), REPLAY, *headers, _version(path), processor(), openmp, *OPTIONS)
+    texts = (source.read_text(), REPLAY, *headers, _version(path), processor(), openmp_path, *COMPILER_OPTIONS)
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
     target = _folder() / f"{source.parent.name}-{name}.so"
     if target.is_file():
@@ -146,8 +146,8 @@ def library(source: Path) -> Path:
         compiled, linked = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
         unit = f'#include "{source}"\n{REPLAY}'
-        _run([path, *OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
-        _run([path, "-shared", str(compiled), openmp, "-o", str(linked)], source)
+        _run([path, *COMPILER_OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
+        _run([path, "-shared", str(compiled), openmp_path, "-o", str(linked)], source)
         linked.replace(target)
     return target
 
@@ -160,11 +160,11 @@ def _run(command: list[str], source: Path, text: str = "") -> None:
 
 def _openmp_of_torch() -> str:
     """Returns the path of the OpenMP library that torch loaded in this process."""
-    mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
-    return next((path for path in mapped if "/torch/" in path), mapped[0] if mapped else "-lgomp")
+    library_paths = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
+    return next((path for path in library_paths if "/torch/" in path), library_paths[0] if library_paths else "-lgomp")
 
 
 def processor() -> str:
-    """Returns the processor's model and features.  A library built for another processor may not run here."""
+    """Returns the processor's model and features.  A library that was built for another processor may not run here."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

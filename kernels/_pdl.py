@@ -3,10 +3,10 @@ Programming Guide, section "Programmatic Dependent Launch and Synchronization").
 
 With PDL a kernel may start before the previous kernel of its stream ends.  The kernel first prefetches data that no
 kernel of a step writes (weights, tables).  Then it waits until the previous kernel is complete.  Only after this wait
-does it read or write other data.  Each kernel also signals when the next kernel may start.  Here a kernel signals at
-once, because the kernels are small and leave space on the SMs.  Without a signal the next kernel starts when the
-previous kernel ends.  Every kernel waits, so a kernel completes only after all earlier kernels.  CUDA C++ kernels wait
-by `lib/pdl.h`, Triton kernels by `tl.extra`.
+does it read or write other data.  Each kernel also signals that the next kernel may start.  Here a kernel sends this
+signal at once, because small kernels leave free resources on the SMs.  Without the signal the next kernel starts when
+the previous kernel ends.  Every kernel waits, so a kernel completes only after all earlier kernels.  CUDA C++ kernels
+wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _on = ContextVar("pdl", default=False)
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
     """Makes a context in which kernels that support PDL are launched with PDL.  PDL needs compute capability 9.0.  No
-    kernel may still be writing the weights."""
+    earlier kernel may still write the weights when the context begins."""
     token = _on.set(on)
     try:
         yield
@@ -44,13 +44,13 @@ def pdl_arguments() -> dict[str, bool]:
 
 
 class _Attribute(ctypes.Structure):
-    """The struct CUlaunchAttribute of cuda.h.  Its value is a union of 64 bytes."""
+    """The struct CUlaunchAttribute of cuda.h, for ctypes.  In cuda.h, the field `value` is a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class _Config(ctypes.Structure):
-    """The struct CUlaunchConfig of cuda.h."""
+    """The struct CUlaunchConfig of cuda.h, for ctypes."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -74,12 +74,12 @@ def _driver() -> Any:
 def launch_dependent(
     function: int, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int, stream: int
 ) -> None:
-    """Launches the CUfunction `function` with PDL in the current context.  `values` are its arguments in NumPy types.
-
-    CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error."""
-    copied = ctypes.create_string_buffer(b"".join(values))
-    first = ctypes.addressof(copied)
-    addresses = accumulate((value.nbytes for value in values[:-1]), initial=first)
+    """Launches the CUfunction `function` with PDL in the current CUDA context.  `values` are its arguments in NumPy
+    types. ctypes calls the driver, because CuPy cannot set launch attributes.  Raises `RuntimeError` with the driver's
+    error."""
+    argument_bytes = ctypes.create_string_buffer(b"".join(values))
+    first_address = ctypes.addressof(argument_bytes)
+    addresses = accumulate((value.nbytes for value in values[:-1]), initial=first_address)
     arguments = (ctypes.c_void_p * len(values))(*addresses) if values else None
     sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
     config = _Config(*sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)

@@ -1,9 +1,9 @@
 """Provides comparison kernels ("peers") for row-wise ops such as norms: torch.compile, Liger-Kernel and QuACK.
 
-`compiled` is the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989, `liger-kernel`) is written in
-Triton.  QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) is written in CuTe DSL.  Names and arguments are as
-in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes seconds.  A time measured
-after a warm-up does not contain the compilation.
+The peer `compiled` is the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989, `liger-kernel`) is
+written in Triton.  QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) is written in CuTe DSL.  Names and
+arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes seconds.
+A time measured after a warm-up does not contain the compilation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
 
-SHAPES = 512
+MAX_SHAPES = 512
 """The most shapes that may be compiled in a process.  At torch's default limit of 8 a call raises."""
-LIGER = {"H": 65536}
+LIGER_LIMITS = {"H": 65536}
 """Liger's limit of the row length H (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
@@ -29,9 +29,8 @@ BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack":
 def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that registers a function as a comparison kernel ("peer").  The file's folder names the op.
 
-    The function's name is `compiled`, `liger` or `quack`.  Its parameters are the op's arguments that the kernel takes.
-    `takes` holds further fields of the registration.  A function `compiled` goes through torch.compile.
-    """
+    The function's name is `compiled`, `liger` or `quack`.  Its parameters are the arguments of the op that this kernel
+    supports.  `takes` goes to the registration too.  torch.compile compiles a function with the name `compiled`."""
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         name = call.__name__
@@ -49,7 +48,7 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `formula` by torch.compile, as a single graph of fixed shapes.  The first call compiles the graph."""
+    """Compiles `formula` by torch.compile at the first call of each shape, as one graph."""
 
     @cache
     def made() -> Callable[..., Any]:
@@ -57,12 +56,12 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(formula)
     def call(**inputs: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
+        with torch._dynamo.config.patch(recompile_limit=MAX_SHAPES, accumulated_recompile_limit=MAX_SHAPES):
             return made()(**inputs)
 
     return call
 
 
 def theirs(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function of another package.  Imports the package at the function's first call."""
+    """Returns the function `name` of another package.  Imports the package at the first call of the function."""
     return lambda *args: getattr(import_module(module), name)(*args)

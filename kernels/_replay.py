@@ -42,21 +42,21 @@ class Launch:
     arguments: tuple[Any, ...]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the C++ launches and the allocated tensors of a function.  Refuses other torch ops, except views."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.buffers: list[Tensor] = []
         self.launches: list[Launch] = []
 
     def __enter__(self) -> _Recorder:
         _native.note_launch = lambda *launch: self.launches.append(Launch(_kernel_of_call(), *launch))
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         _native.note_launch = None
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

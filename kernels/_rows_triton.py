@@ -1,4 +1,4 @@
-"""Defines the configs of the `fused` kernels of norms and softmax.  A Triton program holds whole rows in registers."""
+"""Defines the configs of the kernel `fused` of norms and softmax.  A Triton program holds complete rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_HIDDEN = 16384
 """The widest row: 512 threads then hold 32 fp32 values each.  With 64 values each, ptxas spills."""
 ADDRESS_REGISTERS = 16
 """Registers per thread for pointers, masks and the scale, besides the rows."""
-SHORT = 2048
+SHORT_ROW = 2048
 """The most values in a program that has several rows."""
 
 
@@ -28,14 +28,14 @@ class Config:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try: each possible number of warps, and for short rows several rows per program."""
+    """Returns the configs to try: 1 to 32 warps.  For short rows, also several rows per program."""
     row = int(next_power_of_2(int(case["H"])))
-    blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
+    blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT_ROW]
     return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA.  Registers hold the rows in fp32, without the weight."""
+    """Returns the resources of a CTA.  The registers are for the rows in fp32; the norm's weight is not counted."""
     threads = 32 * config.num_warps
     values = config.block_t * int(next_power_of_2(int(case["H"])))
     registers = cdiv(values, threads) + ADDRESS_REGISTERS
@@ -43,12 +43,12 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Returns the default config, with 1 to 16 warps and eight elements per thread (a 16-byte load in bf16).  If there
-    are more rows than SMs, a thread has 16 elements, and a program has several short rows."""
+    """Returns the default config: 1 to 16 warps, and eight elements per thread (a 16-byte load in bf16).  If there are
+    more rows than SMs, it has 16 elements per thread, and several short rows per program."""
     row, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
-    block_t = max(1, SHORT // row) if many_rows else 1
-    per_thread = 16 if many_rows else 8
-    return Config(block_t, min(max(block_t * row // (per_thread * 32), 1), 16))
+    block_t = max(1, SHORT_ROW // row) if many_rows else 1
+    thread_elements = 16 if many_rows else 8
+    return Config(block_t, min(max(block_t * row // (thread_elements * 32), 1), 16))
 
 
 TUNING = Tuning(Config, configs, heuristic, footprint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def cdiv(a: int, b: int) -> int:
-    """Returns a / b, rounded up."""
+    """Returns `a / b`, rounded up."""
     return -(-a // b)
 
 

@@ -1,4 +1,4 @@
-"""Makes TMA tensor maps for CUDA C++ kernels.  The driver encodes a map at each launch.  Triton makes its own maps."""
+"""Makes TMA tensor maps for CUDA C++ kernels.  The CUDA driver encodes a map at each launch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-BYTES, ALIGNMENT = 128, 64
+MAP_BYTES, ALIGNMENT = 128, 64
 """The size of a CUtensorMap, and the alignment of its address, in bytes."""
 BOX_ROWS, ROW_BYTES = 64, 128
 """The rows of a box, and the bytes of a box's row: 128 bytes are the widest swizzle."""
-ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
+ELEMENT_TYPES = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
 """The name in PTX and the number in CUtensorMapDataType (cuda.h) of each dtype."""
-LIBRARY = "libcuda.so.1"
+DRIVER_LIBRARY = "libcuda.so.1"
 """The file name of CUDA's driver."""
 NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
 """Values of the driver's enumerations: the layout in memory, the swizzle, the size of L2's requests, and how elements
@@ -25,7 +25,7 @@ out of bounds are filled."""
 
 @dataclass(frozen=True)
 class CudaMap:
-    """A matrix in memory from which TMA copies swizzled boxes of 64 rows by 128 bytes.  Each row is contiguous."""
+    """A matrix in memory with contiguous rows.  TMA copies swizzled boxes of 64 rows by 128 bytes from it."""
 
     base: torch.Tensor
     """The tensor that gives the map's address, dtype and device."""
@@ -40,15 +40,14 @@ class CudaMap:
         return ROW_BYTES // self.base.element_size(), BOX_ROWS
 
     def encoded(self) -> Any:
-        """Returns the map's 128 bytes as a NumPy array of one element.  A kernel takes this array by value.  Raises
-        `ValueError` if there is no driver, or if the driver refuses the map.
-        """
-        room = np.zeros(BYTES + ALIGNMENT, np.uint8)
-        place = -room.ctypes.data % ALIGNMENT
-        target = room[place : place + BYTES]
+        """Returns the 128 bytes of the map as a NumPy array of one element.  A kernel takes this array by value.
+        Raises `ValueError` if there is no driver, or if the driver refuses the map."""
+        buffer = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
+        aligned_start = -buffer.ctypes.data % ALIGNMENT
+        map_bytes = buffer[aligned_start : aligned_start + MAP_BYTES]
         status = _encode()(
-            ctypes.c_void_p(target.ctypes.data),
-            ELEMENTS[self.base.dtype][1],
+            ctypes.c_void_p(map_bytes.ctypes.data),
+            ELEMENT_TYPES[self.base.dtype][1],
             2,
             ctypes.c_void_p(self.base.data_ptr()),
             (ctypes.c_uint64 * 2)(self.columns, self.rows),
@@ -64,12 +63,12 @@ class CudaMap:
             expected = "a matrix that cuTensorMapEncodeTiled takes"
             problem = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
             raise ValueError(f"tensor map: expected {expected}, got {problem}")
-        return target.view([("bytes", np.uint8, BYTES)])
+        return map_bytes.view([("bytes", np.uint8, MAP_BYTES)])
 
 
 @cache
 def _encode() -> Any:
     try:
-        return ctypes.CDLL(LIBRARY).cuTensorMapEncodeTiled
+        return ctypes.CDLL(DRIVER_LIBRARY).cuTensorMapEncodeTiled
     except (OSError, AttributeError) as error:
         raise ValueError(f"tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got {error}") from error

@@ -1,4 +1,4 @@
-"""Defines the conditions that a tensor must meet for a TMA tensor map."""
+"""Defines the conditions for a TMA tensor map, such as the alignment of a tensor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tests for defects in torch's CPU matrix products.  A test call finds each defect, once per process.
+"""Tests whether torch's matrix products on this CPU have known defects.  Each test runs once per process.
 
 torch 2.13.0 (oneDNN) gives wrong results for two memory layouts on Intel CPUs with AMX.  Both layouts give right
-results on an AMD EPYC with AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  An affected
-kernel refuses the layout with the reason given here, or does not pass the layout to torch.
+results on an AMD EPYC with AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel
+here refuses such a layout and gives the reason, or does not pass the layout to torch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TILE_K = 32
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
-    """Returns why torch's CPU matrix products compute `a` `[M, K]` wrongly, or None if they compute it right.
+    """Returns why torch's CPU matrix products give a wrong result for `a` `[M, K]`, or None if the result is right.
 
-    The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN
-    there makes the result NaN.  Rows without padding are safe, because only values of `a` follow."""
+    The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN in
+    these values makes the result NaN.  Rows without padding are safe, because values of `a` follow, not padding."""
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape
@@ -36,13 +36,13 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns why a kernel that passes `a` unchanged to torch's matrix products refuses `inputs`, or None."""
+    """Returns why a kernel that gives `inputs.a` to torch's matrix products must refuse `inputs`, or None."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 
 
 def check_rows(a: torch.Tensor) -> None:
-    """Raises `ValueError` if torch's CPU matrix products would compute `a` `[M, K]` wrongly."""
+    """Raises `ValueError` if torch's CPU matrix products would give a wrong result for `a` `[M, K]`."""
     reason = why_not_padded_rows(a)
     if reason:
         raise ValueError(f"a: {reason}")
@@ -52,18 +52,18 @@ def check_rows(a: torch.Tensor) -> None:
 def reads_behind_rows(dtype: torch.dtype) -> bool:
     """Returns whether `torch.mm` on this CPU reads the padding between the rows of its first operand."""
     M, N, K = 33, 65, 33
-    padded = torch.full((M, K + 7), torch.nan, dtype=dtype)
-    padded[:, :K] = 1
-    product = torch.mm(padded[:, :K], torch.ones((K, N), dtype=dtype))
+    padded_matrix = torch.full((M, K + 7), torch.nan, dtype=dtype)
+    padded_matrix[:, :K] = 1
+    product = torch.mm(padded_matrix[:, :K], torch.ones((K, N), dtype=dtype))
     return not bool((product == K).all())
 
 
 @cache
 def scaled_mm_writes_between_rows() -> bool:
-    """Returns whether `torch._scaled_mm` on this CPU ignores the padding of `out` and writes between its rows."""
-    M, N, K, mark = 32, 48, 64, 7.0
+    """Returns whether `torch._scaled_mm` on this CPU writes results into the padding between the rows of `out`."""
+    M, N, K, padding_value = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
     scale = torch.ones(())
-    padded_out = torch.full((M, 2 * N), mark, dtype=torch.bfloat16)
+    padded_out = torch.full((M, 2 * N), padding_value, dtype=torch.bfloat16)
     torch._scaled_mm(a, b.mT, scale, scale, out_dtype=torch.bfloat16, out=padded_out[:, :N])
-    return not bool((padded_out[:, :N] == K).all() and (padded_out[:, N:] == mark).all())
+    return not bool((padded_out[:, :N] == K).all() and (padded_out[:, N:] == padding_value).all())

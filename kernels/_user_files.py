@@ -1,4 +1,4 @@
-"""Imports a user's file by its path.  The file can import other files of its folder, and its package."""
+"""Imports a user's file by its path.  The file can import other files of its folder and of its package."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ IMPORT_ERRORS = (
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
 )
 """The errors that the import of foreign code may raise."""
-USER_FILES = "rooflab_files_"
+MODULE_PREFIX = "rooflab_files_"
 """The first part of the module name of each user's file."""
 _folders: set[Path] = set()
 """The folders of the user's files imported so far.  They are on `sys.path`."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns the module.  Does not catch the file's errors.
+    """Runs a Python file as a new module and returns the module.  Does not catch the errors of the file.
 
-    The module's name begins with a package name that is unique for the folder around the user's package.  So relative
-    imports work, and two users' files with the same name, such as `mine.py`, do not collide."""
+    The module belongs to a package with a unique name for each folder.  So relative imports work, and two users' files
+    with the same name, such as `mine.py`, do not collide."""
     path = path.resolve()
     root = path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
         root = root.parent
-    package = f"{USER_FILES}{abs(hash(root))}"
+    package = f"{MODULE_PREFIX}{abs(hash(root))}"
     if package not in sys.modules:
         package_spec = ModuleSpec(package, None, is_package=True)
         package_spec.submodule_search_locations = [str(root)]
         sys.modules[package] = importlib.util.module_from_spec(package_spec)
     for folder in (root, path.parent):
         _put_first(folder)
-    inner = ".".join((package, *path.parent.relative_to(root).parts))
-    importlib.import_module(inner)
-    name = f"{inner}.{path.stem.replace('.', '_')}"
+    inner_package = ".".join((package, *path.parent.relative_to(root).parts))
+    importlib.import_module(inner_package)
+    name = f"{inner_package}.{path.stem.replace('.', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -52,7 +52,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts `folder` first on `sys.path`.  Unloads other users' modules if `folder` has modules of the same names."""
+    """Puts `folder` first on `sys.path`.  Unloads other users' modules that have the same names as its modules."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
@@ -60,8 +60,8 @@ def _put_first(folder: Path) -> None:
         file = Path(getattr(module, "__file__", None) or "")
         module_folder = file.parent.parent if file.name == "__init__.py" else file.parent
         if "." not in name and module_folder != folder and module_folder in _folders and _has(folder, name):
-            for loaded in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:
-                del sys.modules[loaded]
+            for unloaded_name in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:
+                del sys.modules[unloaded_name]
     _folders.add(folder)
 
 
@@ -70,5 +70,5 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the type of an error and the first line of its message."""
+    """Returns the type of `error` and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

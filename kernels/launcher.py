@@ -7,7 +7,7 @@ defaults.  The launcher in `kernels/rmsnorm/fused.py` becomes the kernel `rmsnor
     def fused(x, weight, out, *, eps, config): ...
 
 A caller writes `fused(x, weight, eps, out=None)`.  Arguments are checked once for each layout (shapes, strides, dtypes,
-devices, options).  The lookup of a known layout costs about 1 us per tensor.
+devices, options).  To find a known layout costs about 1 us per tensor.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, 
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
 
-MOST_LAYOUTS = 4096
+MAX_LAYOUTS = 4096
 """The most layouts that a kernel remembers: enough for a serving engine's row counts.  A layout takes about 1 KB."""
 
 
 @dataclass(slots=True)
 class BoundCall:
-    """Holds the results of the checks for one layout, and the data that a call with this layout needs."""
+    """Holds the results of the checks for one layout, and what every call with this layout needs."""
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
@@ -84,13 +84,13 @@ class Launcher:
         self._known: dict[Any, BoundCall] = {}
 
     def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-        """Returns the signature: the op's own arguments that the launcher takes, then `out`, `plan` and `config`."""
-        everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
-        parameters = [parameter for parameter in self.spec.parameters if everything or parameter.name in fn_parameters]
+        """Returns the kernel's signature: the op's arguments that the launcher has, then `out`, `plan` and `config`."""
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
+        parameters = [parameter for parameter in self.spec.parameters if takes_all or parameter.name in fn_parameters]
         if self.results:
             parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
-        optional = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
-        parameters += [extra.replace(kind=extra.KEYWORD_ONLY, default=None) for extra in optional]
+        optional_parameters = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
+        parameters += [extra.replace(kind=extra.KEYWORD_ONLY, default=None) for extra in optional_parameters]
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,9 +113,9 @@ class Launcher:
         arguments.update(outputs)
         results = tuple(outputs.values())
         result = results[0] if len(results) == 1 else results or None
-        for name, nbytes, other_name, other_nbytes, over, error in bound.apart:
-            start, begin = arguments[name].data_ptr(), arguments[other_name].data_ptr()
-            if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
+        for name, nbytes, other_name, other_nbytes, in_place, error in bound.apart:
+            start, start2 = arguments[name].data_ptr(), arguments[other_name].data_ptr()
+            if start < start2 + other_nbytes and start2 < start + nbytes and not (in_place and start == start2):
                 raise ValueError(error)
         if bound.instead is not None:
             bound.instead(Arguments(**arguments))
@@ -128,26 +128,26 @@ class Launcher:
             arguments["bound"] = bound.more
         if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
             with torch.cuda.device(bound.gpu):
-                returned = self.fn(**arguments)
+                launcher_result = self.fn(**arguments)
         else:
-            returned = self.fn(**arguments)
-        return result if bound.made else returned
+            launcher_result = self.fn(**arguments)
+        return result if bound.made else launcher_result
 
     def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Returns the `BoundCall` of the layout of `arguments`.  Raises `ValueError` if a new layout is refused."""
+        """Returns the `BoundCall` for the layout of `arguments`.  Raises `ValueError` on a refused layout."""
         key: tuple[Any, ...] | None
         try:
             tensors = self._tensors_of(arguments) if outs is None else (*self._tensors_of(arguments), None, *outs)
             key = (
                 self._options_of(arguments),
-                _device.few_sms,
+                _device.sm_count_override,
                 *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
             )
             if self.on_cpu:
                 key += (torch.get_num_threads(),)
             if self.aligned:
-                pointers = [arguments[name] for name in self.aligned] + list(outs or ())
-                key += tuple([None if x is None else x.data_ptr() % 16 for x in pointers])
+                aligned_tensors = [arguments[name] for name in self.aligned] + list(outs or ())
+                key += tuple([None if x is None else x.data_ptr() % 16 for x in aligned_tensors])
         except (AttributeError, KeyError):
             key = None  # an argument is missing or no tensor; the checks say which
         bound = self._known.get(key)
@@ -155,17 +155,17 @@ class Launcher:
             self.signature.bind(**arguments)
             bound = self._bind(arguments, outs)
             assert key is not None, "an argument without a layout is refused"
-            if len(self._known) >= MOST_LAYOUTS:
+            if len(self._known) >= MAX_LAYOUTS:
                 self._known.clear()
             self._known[key] = bound
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values in integer tensors, if `_checks` allows a read of these values."""
-        first = arguments[self.tensors[0]]
-        if self.contract.bounds is not None and _checks.checks_bounds(first):
+        """Raises `ValueError` on wrong values in integer tensors.  Reads the values only if `_checks` allows this."""
+        first_tensor = arguments[self.tensors[0]]
+        if self.contract.bounds is not None and _checks.checks_bounds(first_tensor):
             self.contract.bounds(arguments, dims)
-        if self.contract.values is not None and _checks.checks_values(first):
+        if self.contract.values is not None and _checks.checks_values(first_tensor):
             self.contract.values(arguments, dims)
 
     def _bind(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
@@ -173,67 +173,67 @@ class Launcher:
         dims = self.contract.check(arguments)
         tensors = {name: arguments[name] for name in self.tensors if arguments[name] is not None}
         device = arguments[self.tensors[0]].device
-        gpu = device.index if device.type == "cuda" else None
+        gpu_index = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
         if reason := self.kernel.unsupported(self.spec.arguments(arguments, config=None, device="cuda")):
             op_arguments = {name: arguments[name] for name in self.signature.parameters if name not in EXTRA_ARGUMENTS}
             # Nobody else takes a packed form.
             raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, op_arguments)))
-        returned = {name: result for name, result in self.results.items() if result.wanted(arguments)}
-        if outs is not None and len(outs) != len(returned):
-            raise ValueError(f"out: expected {len(returned)} tensors, got {len(outs)}")
-        for result, out in zip(returned.values(), outs or (), strict=False):
+        results = {name: result for name, result in self.results.items() if result.wanted(arguments)}
+        if outs is not None and len(outs) != len(results):
+            raise ValueError(f"out: expected {len(results)} tensors, got {len(outs)}")
+        for result, out in zip(results.values(), outs or (), strict=False):
             self.contract.check_out("out", out, result, arguments, dims)
-        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in returned.items()}
-        written = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
-        other = self.empty if any(0 in x.shape for x in tensors.values()) else None
-        other = (lambda arguments: None) if written and all(0 in shape for shape in written) else other
+        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in results.items()}
+        out_shapes = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
+        instead = self.empty if any(0 in x.shape for x in tensors.values()) else None
+        instead = (lambda arguments: None) if out_shapes and all(0 in shape for shape in out_shapes) else instead
         config = arguments.get("config")
-        if self.kernel.tuning is not None and config is None and other is None:
+        if self.kernel.tuning is not None and config is None and instead is None:
             config = self.default_config(arguments, dims)
-        apart = self._apart(tensors, dict(zip(returned, outs or (), strict=False)))
-        if self.allocates and outs is None and other is None:
-            returned = {}
+        disjoint_pairs = self._apart(tensors, dict(zip(results, outs or (), strict=False)))
+        if self.allocates and outs is None and instead is None:
+            results = {}
         strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
-        outputs = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in returned.items()}
-        absent = dict.fromkeys(name for name in self.results if name not in returned)
-        return BoundCall(dims, outputs, absent, apart, device, gpu, config, other)
+        outputs = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in results.items()}
+        absent_results = dict.fromkeys(name for name in self.results if name not in results)
+        return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, instead)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """Returns the pairs of tensors that may not overlap: each given output with each input and earlier output."""
-        spans = {
+        """Returns the pairs of tensors that may not overlap: an output of the caller with any other tensor."""
+        byte_counts = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
             if isinstance(x, torch.Tensor) and x.numel() and not x.is_meta
         }
-        apart = []
-        for name in [name for name in outs if name in spans]:
-            for other in takewhile(name.__ne__, spans):
+        disjoint_pairs = []
+        for name in [name for name in outs if name in byte_counts]:
+            for other in takewhile(name.__ne__, byte_counts):
                 over = other == self.in_place[name]
-                itself, owner = f", or {other} itself" * over, other if other in inputs else "another output"
-                error = f"out: expected memory of its own{itself}, got memory that overlaps {owner}'s"
+                itself, owner_name = f", or {other} itself" * over, other if other in inputs else "another output"
+                error = f"out: expected memory of its own{itself}, got memory that overlaps {owner_name}'s"
                 over = over and (outs[name].shape, outs[name].stride()) == (inputs[other].shape, inputs[other].stride())
-                apart.append((name, spans[name], other, spans[other], over, error))
-        return apart
+                disjoint_pairs.append((name, byte_counts[name], other, byte_counts[other], over, error))
+        return disjoint_pairs
 
     def default_config(self, arguments: CallArguments, dims: Dims) -> Any:
-        """Returns the config of a call with these `arguments` and without a config from the caller."""
-        contract, first = self.contract, arguments[self.tensors[0]]
-        name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(arguments)
+        """Returns the config for a call with these `arguments`, if the caller passes no config."""
+        contract, first_tensor = self.contract, arguments[self.tensors[0]]
+        name = DTYPE_NAMES[first_tensor.dtype] if contract.scheme is None else contract.scheme(arguments)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
         case |= {} if contract.case is None else contract.case(arguments)
-        return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
+        return self.kernel.config_for(Case(**case), get_scheme(name), first_tensor.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
-        """Returns `traffic(inputs)`.  If `inputs` have no config, takes the config that their launch would have."""
+        """Returns `traffic(inputs)`.  If `inputs` have no config, first adds the config that a launch would use."""
         if self.kernel.tuning is not None and inputs.config is None:
             inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Returns a function that reads the values of `names` from a mapping.  Several names need only one call into C."""
+    """Returns a function that reads the values of `names` from a mapping.  Reads several names by one call into C."""
     keys = tuple(names)
     if len(keys) > 1:
         return itemgetter(*keys)
@@ -263,8 +263,8 @@ def kernel(
     `options` are fields of `Takes` (the calls that the kernel takes) and other fields of `Kernel`.  `unsupported` gives
     further reasons to refuse a call.  `aligned` names tensors with an address that matters to `unsupported` or `bind`.
     The address of `out` then matters too.  `bind` is called once for each layout, with arguments and results.  The
-    launcher gets the value of `bind` as `bound`.  `empty` computes the results if an argument is empty and the results
-    are not.  `packed` describes the weight that `prepare` makes.  With `allocates`, the kernel gets None for a result
+    launcher gets the result of `bind` as `bound`.  `empty` computes the results if an argument is empty and the results
+    are not.  `packed` describes the weight that `prepare` makes.  With `allocates`, the launcher gets None for a result
     that the caller did not pass.  It returns its own tensor, because a torch call is fastest then.  A C++ kernel itself
     makes the checks of the contract's `bounds`.  `traffic` finds the config of the launch in `inputs.config`.  Without
     `traffic`, the torch calls of a kernel in an op's folder are `counted`.  A kernel named `naive` or `library` has
@@ -278,23 +278,23 @@ def kernel(
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         contract = replace(contract, bounds=None) if backend == "cpp" else contract
-        settings = {option: value for option, value in options.items() if value is not None}
-        of_takes = settings.keys() & {field.name for field in fields(Takes)}
-        takes = Takes(**{option: settings.pop(option) for option in of_takes})
+        set_options = {option: value for option, value in options.items() if value is not None}
+        takes_options = set_options.keys() & {field.name for field in fields(Takes)}
+        takes = Takes(**{option: set_options.pop(option) for option in takes_options})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why_unsupported = partial(takes.why_not, contract=contract, rest=unsupported)
-        aligned_too = (*aligned, *takes.whole, *takes.mapped)
-        launcher = Launcher(spec, contract, fn, aligned_too, bind, empty, backend == "cpp", allocates)
+        aligned_names = (*aligned, *takes.whole, *takes.mapped)
+        launcher = Launcher(spec, contract, fn, aligned_names, bind, empty, backend == "cpp", allocates)
 
         @wraps(fn)
         def launch(*args: Any, **kwargs: Any) -> Any:
             return launcher(args, kwargs)
 
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
-        usual = name if name in ("naive", "library") else "optimized"
+        default_role = name if name in ("naive", "library") else "optimized"
         launcher.kernel = add_kernel(
-            spec, name, cast(Role, role or usual), backend, launch, unsupported=why_unsupported,
-            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else traffic, **settings,
+            spec, name, cast(Role, role or default_role), backend, launch, unsupported=why_unsupported,
+            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else traffic, **set_options,
         )  # fmt: skip
         return cast(Function, launch)
 

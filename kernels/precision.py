@@ -1,4 +1,4 @@
-"""Sets torch's matrix products to exact arithmetic in each process that checks, measures or serves."""
+"""Sets torch's matmuls to exact arithmetic in each process that checks, measures or serves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import torch
 
 
 def pin_matmul_precision() -> None:
-    """Sets torch to compute fp32 products in IEEE arithmetic and to sum 16-bit products in fp32.
+    """Sets torch to compute fp32 matmuls in IEEE arithmetic and to sum 16-bit matmuls in fp32.
 
     By default torch lets cuBLAS reduce split-K partials in 16 bits, and some container images set a variable that
-    allows TF32.  A library kernel would then be fast only because it is less exact than the op.
-    """
+    allows TF32.  A library kernel would then be fast only because it is less exact than the op."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -42,7 +42,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of an op, with all that the registry knows about this kernel."""
+    """Describes one implementation of an op: all that the registry knows about this kernel."""
 
     op: str
     name: str
@@ -97,11 +97,11 @@ class Kernel:
 
     @property
     def has_code(self) -> bool:
-        """Returns whether the kernel's code is compiled here and can be emulated; a package's own CUDA code is not."""
+        """Returns whether the kernel's device code is compiled from source here, so that the emulator can run it."""
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
-        """Calls the kernel.  An argument that the kernel lacks must have its default value, or raises `ValueError`."""
+        """Calls the kernel.  Raises `ValueError` if the kernel lacks an argument and its value is not the default."""
         if refusal := self.why_not_args(inputs):
             raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
@@ -117,7 +117,7 @@ class Kernel:
         return Refusal("UNSUPPORTED", reason) if reason else None
 
     def _why_not_on_cpu(self) -> str | None:
-        if _device.emulated and self.has_code:
+        if _device.is_emulated and self.has_code:
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
             if interpreting():
@@ -144,13 +144,13 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns why the kernel cannot take these arguments, with a kernel that can; None if it can take them.  An
-        unregistered op needs `spec`.  With `spec`, the result names no other kernel."""
+        """Returns why the kernel cannot take these arguments, or None.  The reason also names a kernel that can take
+        them.  With `spec`, the reason names no other kernel.  An op that is not registered needs `spec`."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
-        alternative = "" if spec or not reason else who_takes(self, inputs)
-        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{alternative}") if reason else None
+        alternative_text = "" if spec or not reason else who_takes(self, inputs)
+        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{alternative_text}") if reason else None
 
     @property
     def tunable(self) -> Tuning:
@@ -160,19 +160,19 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device`: the recorded choice if it is legal for this case, else the
-        default.  Returns None if the kernel takes no config.  A case without rows has no recorded choice."""
+        """Returns the config of a launch on `device`, or None if the kernel takes no config.  A recorded choice is used
+        if it is legal for this case, else the default.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
-        rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        entry = {} if rows is None else recorded_choice(self.op, card, bucket_of(rows))
-        values = entry["configs"].get(self.name) if entry.get("scheme") == scheme.name else None
+        rows, gpu_name = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        choice_entry = {} if rows is None else recorded_choice(self.op, gpu_name, bucket_of(rows))
+        values = choice_entry["configs"].get(self.name) if choice_entry.get("scheme") == scheme.name else None
         config = None if values is None else self.tuning.make_config(values)
         use_record = config is not None and self.tuning.is_legal(config, case, scheme)
         return config if use_record else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """Returns the kernel with a fixed `config`, also for its traffic.  Raises `ValueError` on another type."""
+        """Returns the kernel with a fixed `config`, also for its traffic.  Raises `ValueError` if the type is wrong."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
@@ -191,7 +191,7 @@ _ops: dict[str, OpSpec] = {}
 _kernels: dict[str, Kernel] = {}
 broken_plugins: dict[str, Refusal] = {}
 """The entry points that cannot be imported, by name.  Complete after `load_plugins`."""
-_loading = threading.RLock()
+_load_lock = threading.RLock()
 
 
 def interpreting() -> bool:
@@ -200,14 +200,14 @@ def interpreting() -> bool:
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns, by kernel id, why a kernel must not run in this process: it broke another process of the run.  The
-    environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
+    """Returns the reasons why kernels must not run in this process, by kernel id.  Such a kernel broke another process
+    of the run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
 
 def add_op(op: OpSpec) -> OpSpec:
-    """Registers an op.  Raises `ValueError` on a second op of the same name."""
+    """Registers an op.  Raises `ValueError` if another op has the same name."""
     if _ops.setdefault(op.name, op) is not op:
         raise ValueError(f"op: {op.name!r} is registered already")
     return op
@@ -232,8 +232,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     """Registers the decorated function as a kernel of `op` and returns it.  A Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    arguments (plus `OWN`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises `ValueError` if the
-    name is taken, or on an unknown role, backend or op."""
+    arguments (plus `EXTRA_ARGUMENTS`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises
+    `ValueError` on a taken name, or on an unknown role, backend or op.
+    """
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
@@ -246,9 +247,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
     """Registers a function as a kernel.  Raises the same errors as `register`."""
-    for option, value, choices in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
-        if value not in choices:
-            raise ValueError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
+    for option, value, allowed_values in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
+        if value not in allowed_values:
+            raise ValueError(f"{option}: expected one of {', '.join(allowed_values)}, got {value!r}")
     check_name("name", name)
     kernel = Kernel(spec.name, name, role, backend, fn, **options)
     _check_arguments(kernel, spec)
@@ -264,21 +265,21 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     """Raises `TypeError` unless the kernel takes the reference's arguments in order; keyword-only arguments may be
     missing.  The argument `config` must come with `tuning`, and `plan` with a function `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
-    extra = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
+    extra_parameters = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
     expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
-    for theirs, ours in zip_longest(expected, parameters.values()):
-        if theirs is None or ours is None or (theirs.name, theirs.default) != (ours.name, ours.default):
-            needs = "no other argument" if theirs is None else f"the argument {theirs.replace(annotation=theirs.empty)}"
-            has = "none" if ours is None else ours.replace(annotation=ours.empty)
+    for wanted, given in zip_longest(expected, parameters.values()):
+        if wanted is None or given is None or (wanted.name, wanted.default) != (given.name, given.default):
+            needs = "no other argument" if wanted is None else f"the argument {wanted.replace(annotation=wanted.empty)}"
+            has = "none" if given is None else given.replace(annotation=given.empty)
             raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
-        param = extra[name]
+        param = extra_parameters[name]
         if (param is None) != (value is None) or (param and (param.kind, param.default) != (param.KEYWORD_ONLY, None)):
             raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
     for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
         if name not in spec.prepared_with:
-            choices = ", ".join(spec.prepared_with) or "nothing"
-            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {choices}")
+            allowed_values = ", ".join(spec.prepared_with) or "nothing"
+            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {allowed_values}")
 
 
 def ops() -> dict[str, OpSpec]:
@@ -315,14 +316,14 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns, for example, `; gemm/tma takes it`: the next simpler kernel that takes `inputs`, or library or naive."""
+    """Returns a text such as `; gemm/tma takes it`, with a simpler kernel that takes `inputs`, or library or naive."""
     spec, rungs, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while lower_name in rungs and lower_name not in (*names, "naive"):
         names.append(lower_name)
         lower_name = rungs[lower_name].over
     candidates = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
-    taking = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
-    return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
+    takers = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
+    return "".join(f"; {other.id} takes it" for other in islice(takers, 1))
 
 
 @cache
@@ -333,8 +334,8 @@ def _folders() -> tuple[str, ...]:
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels of one op of the repository, and of other ops only what these kernels import."""
-    with _loading:
+    """Imports the kernels of one op of the repository, and of other ops only files that these kernels import."""
+    with _load_lock:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
 
@@ -342,24 +343,24 @@ def _load(op: str) -> None:
 @cache
 def load_plugins() -> None:
     """Imports every entry point of other packages.  An import may fail, or add a kernel to any op of the repository."""
-    points = entry_points(group="rooflab.kernels")
-    for op in _folders() if points else ():
+    plugin_entries = entry_points(group="rooflab.kernels")
+    for op in _folders() if plugin_entries else ():
         _load(op)
-    for entry_point in points:
+    for entry_point in plugin_entries:
         if (error := _broken(entry_point.load)) is not None:
             reason = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
             broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", reason))
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Calls `load`, which imports code of another package.  Returns the error, after undoing registrations, or None."""
+    """Imports code of another package by `load`.  On an error, undoes its registrations and returns the error."""
     snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
     except IMPORT_ERRORS as error:
-        for registered, saved in snapshots:
-            registered.clear()
-            registered.update(saved)
+        for registered_entries, saved_entries in snapshots:
+            registered_entries.clear()
+            registered_entries.update(saved_entries)
         return error
     return None
 
@@ -373,8 +374,8 @@ def load_file(path: Path) -> list[Kernel]:
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     known_ids = {kernel.id for kernel in every_kernel()}
     error = _broken(partial(import_file, path))
-    if error is not None and _card.pretended is not None:  # not before: a file may ask for a GPU
-        with _card.pretended():
+    if error is not None and _card.make_fake_gpu is not None:  # not before: a file may ask for a GPU
+        with _card.make_fake_gpu():
             error = _broken(partial(import_file, path))
     if error is not None:
         raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(error)}") from error

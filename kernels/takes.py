@@ -1,7 +1,7 @@
 """Describes the calls that a kernel takes: dtypes, sizes, options and memory layouts.  Also describes refusals.
 
 The function `kernel` of `kernels/launcher.py` has the fields of `Takes` as arguments.  The class `Refusal` holds the
-reason of a refusal.  This file also writes the sentence of the reason.
+reason why a kernel refuses a call.  This file also writes the text of the reason.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rooflab.reference.spec import Arguments
 
 EXTRA_ARGUMENTS = ("out", "config", "plan")
 """The arguments that a kernel may have in addition to the reference's arguments."""
-HALVES = (torch.float16, torch.bfloat16)
-OF_FIRST = ("itemsize", "device")
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+FIRST_TENSOR_NAMES = ("itemsize", "device")
 """Further names for `holds`: the bytes of an element, and the device type, of the call's first tensor."""
 Unsupported = Callable[[Arguments], str | None]
 Limit = int | range | tuple[int, ...]
@@ -65,19 +65,19 @@ class Takes:
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` if a name in a field is not an argument or a dimension of the op."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
-        known_names = {*parameters, *dims, *OF_FIRST}
-        hold_names = [name for text in self.holds for name in _compiled(text).co_names]
+        known_names = {*parameters, *dims, *FIRST_TENSOR_NAMES}
+        hold_names = [name for condition in self.holds for name in _compiled(condition).co_names]
         for name in (*self.dtypes, *self.limits, *self.off, *hold_names, *self.contiguous, *self.whole, *self.mapped):
             if name not in known_names:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns why the fields, or else the function `rest`, refuse a call with these arguments, or None."""
+        """Returns why a call with these arguments is refused, by a field or by the function `rest`, or None."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
     def _refused(self, arguments: CallArguments, contract: Contract) -> Iterator[str]:
-        """Yields a sentence for each reason to refuse a call."""
+        """Yields one sentence for each reason why the fields refuse a call."""
         tensors = {name: x for name in contract.arguments if (x := arguments.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
@@ -92,19 +92,19 @@ class Takes:
                 expected = _words(limit) if argument == name else f"{name} of {_words(limit)}"
                 yield f"{argument}: expected {expected}, got {sizes[name]}"
         if self.holds:
-            first, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
-            values = {**arguments, **strides, **sizes, "itemsize": first.element_size(), "device": kind_of(first)}
-            for text, expected in self.holds.items():
-                names = _compiled(text).co_names
-                if values.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, values):
+            tensor0, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
+            values = {**arguments, **strides, **sizes, "itemsize": tensor0.element_size(), "device": kind_of(tensor0)}
+            for condition, expected in self.holds.items():
+                names = _compiled(condition).co_names
+                if values.keys() >= {*names} and not eval(_compiled(condition), {"__builtins__": {}}, values):
                     actual = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
                     yield f"{_argument(contract, names[0])}: expected {expected}, got {actual}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
                 yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
-        for tma, layouts in ((False, self.whole), (True, self.mapped)):
-            for name, inner in layouts.items():
-                if name in tensors and (refusal := why_not_mapped(tensors[name], inner, tma)):
+        for for_tma, layouts in ((False, self.whole), (True, self.mapped)):
+            for name, inner_dims in layouts.items():
+                if name in tensors and (refusal := why_not_mapped(tensors[name], inner_dims, for_tma)):
                     yield f"{name}: {refusal}"
 
 
@@ -120,8 +120,8 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
     for dim in dims:
         steps = [step for axis, step in enumerate(strides) if axis != dim and x.shape[axis] > 1]
         whole = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
-        fits = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[dim] == 1 or x.stride(dim) == 1)
-        if not x.numel() or (whole and (fits or not tma)):
+        strides_fit = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[dim] == 1 or x.stride(dim) == 1)
+        if not x.numel() or (whole and (strides_fit or not tma)):
             return None
     strides_text = f"strides of whole {ALIGNMENT} bytes"
     expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {strides_text}, for TMA"
@@ -140,5 +140,5 @@ def _words(limit: Limit) -> str:
         return f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
     if isinstance(limit, int):
         return f"at most {limit}"
-    multiples = f" in multiples of {limit.step}" if limit.step > 1 else ""
-    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{multiples}"
+    multiple_text = f" in multiples of {limit.step}" if limit.step > 1 else ""
+    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{multiple_text}"

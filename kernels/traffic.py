@@ -24,15 +24,15 @@ from rooflab.roofline.model import Traffic
 
 MAX_KEPT_ELEMENTS = 2**18
 """The largest integer tensor, in elements, whose values are kept, because kernels read lengths and slots."""
-VALUES = (torch.int32, torch.int64, torch.bool)
+VALUE_DTYPES = (torch.int32, torch.int64, torch.bool)
 """The dtypes of tensors whose values kernels read."""
-TAKES = ("index", "index_select", "gather", "embedding")
+ROW_READS = ("index", "index_select", "gather", "embedding")
 """The calls that read some rows of their first operand."""
-PUTS = ("index_put_", "index_copy_", "scatter_")
+ROW_WRITES = ("index_put_", "index_copy_", "scatter_")
 """The calls that write some rows of their first operand."""
-OVERWRITES = ("copy_", "fill_", "zero_", *PUTS)
+OVERWRITE_CALLS = ("copy_", "fill_", "zero_", *ROW_WRITES)
 """The calls that overwrite their first operand without reading it."""
-ELEMENTWISE = (
+ELEMENTWISE_CALLS = (
     "masked_fill",
     "masked_fill_",
     "where",
@@ -44,13 +44,13 @@ ELEMENTWISE = (
     "cumprod",
 )
 """The elementwise calls that torch does not tag as pointwise."""
-ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
+ALLOCATION_CALLS = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class TorchCall:
-    """Describes a torch call that moves data.  Its tensors have the sizes that the call reads and writes."""
+    """Describes a torch call that moves data.  Its tensors have the sizes of the data that is read and written."""
 
     name: str
     """The name of the call, such as `mm`, without namespace and overload."""
@@ -61,7 +61,7 @@ class TorchCall:
 
 
 def steps(*moves: tuple[float, float]) -> Traffic:
-    """Returns the traffic of successive launches.  Each pair in `moves` has the bytes read and the bytes written."""
+    """Returns the traffic of successive launches.  `moves` has a pair for each launch: bytes read and bytes written."""
     return Traffic(
         read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
     )
@@ -82,18 +82,18 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
     """Returns the calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
     calls: list[TorchCall] = []
-    previous_device, _device.counted = _device.counted, device
+    previous_device, _device.counted_device_type = _device.counted_device_type, device
     try:
         with _Whole(calls), _Calls(calls):
             run()
     finally:
-        _device.counted = previous_device
+        _device.counted_device_type = previous_device
     return calls
 
 
 def is_elementwise(func: Any, name: str) -> bool:
     """Returns whether the call is elementwise: a result has the broadcast shape of the operands."""
-    return name in ELEMENTWISE or torch.Tag.pointwise in getattr(func, "tags", ())
+    return name in ELEMENTWISE_CALLS or torch.Tag.pointwise in getattr(func, "tags", ())
 
 
 def held(x: torch.Tensor) -> int:
@@ -102,7 +102,7 @@ def held(x: torch.Tensor) -> int:
 
 
 class _Whole(TorchFunctionMode):
-    """Records the calls of torch that are one kernel on a GPU, but several calls on `meta`."""
+    """Records torch functions that are one kernel on a GPU, such as layer_norm, but several calls on `meta`."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         self.calls = calls
@@ -119,7 +119,7 @@ class _Whole(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records all calls of torch that `_Whole` does not record."""
+    """Records all torch calls, except the functions that `_Whole` records."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,44 +132,44 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in COMPOSED:
+        if func in COMPOSED_CALLS:
             with self:
-                return COMPOSED[func](*args, **kwargs)
+                return COMPOSED_CALLS[func](*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         operands, changed_tensors = _operands(func, name, args, kwargs)
         result = _result(func, name, args, kwargs, changed_tensors)
         results = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        outputs = changed_tensors or [x for x in results if not any(_shared(x, other) for other in operands)]
-        if outputs and name not in ALLOCATES:
-            if name in TAKES:
+        outputs = changed_tensors or [x for x in results if not any(_shared(x, operand) for operand in operands)]
+        if outputs and name not in ALLOCATION_CALLS:
+            if name in ROW_READS:
                 operands = [results[0], *operands[1:]]
-            elif name in PUTS:
+            elif name in ROW_WRITES:
                 outputs = [_put(args, name)]
-            moves = [tuple(x for x in group if x.numel() > (x.dim() == 0)) for group in (operands, outputs)]
-            if any(moves):
-                self.calls.append(TorchCall(name, is_elementwise(func, name), *moves))
+            moved_tensors = [tuple(x for x in group if x.numel() > (x.dim() == 0)) for group in (operands, outputs)]
+            if any(moved_tensors):
+                self.calls.append(TorchCall(name, is_elementwise(func, name), *moved_tensors))
         return result
 
 
 def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """Makes the calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
+    """Makes the calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp).  Each call is one kernel."""
     if not x.numel():
-        empty: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
-        return empty.log_()
-    peaks = aten.amax(x, dim, True)
-    squeezed = peaks if keepdim else aten.squeeze(peaks, dim)
-    squeezed.masked_fill_(squeezed.abs() == math.inf, 0)
-    total: torch.Tensor = aten.sum((x - peaks).exp_(), dim, keepdim)
-    return total.log_().add_(squeezed)
+        empty_sum: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
+        return empty_sum.log_()
+    max_values = aten.amax(x, dim, True)
+    squeezed_max = max_values if keepdim else aten.squeeze(max_values, dim)
+    squeezed_max.masked_fill_(squeezed_max.abs() == math.inf, 0)
+    total: torch.Tensor = aten.sum((x - max_values).exp_(), dim, keepdim)
+    return total.log_().add_(squeezed_max)
 
 
-COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
+COMPOSED_CALLS: Mapping[Any, Callable[..., torch.Tensor]] = {
     aten.logsumexp.default: _logsumexp,
     aten.stack.default: lambda tensors, dim=0: aten.cat([x.unsqueeze(dim) for x in tensors], dim),
     aten.mean.dim: lambda x, dim, keepdim=False, **dtype: aten.sum(x, dim, keepdim, **dtype),
 }
 """For each call, the function that runs instead: the parts of the call, or a call that moves the same bytes."""
-SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
+RESULT_SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
     "addmm": lambda addend, a, b, **options: (a.shape[0], b.shape[1]),
     "any": lambda x, dim: [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()],
     "cat": lambda tensors, dim=0: [
@@ -181,8 +181,8 @@ SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
 
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
-    """Returns `x` on `meta`.  Integers whose values a kernel may read are copied to the CPU instead."""
-    if not x.is_meta and x.dtype in VALUES and x.numel() <= MAX_KEPT_ELEMENTS:
+    """Returns `x` on `meta`.  Copies small integer tensors to the CPU instead: a kernel may read their values."""
+    if not x.is_meta and x.dtype in VALUE_DTYPES and x.numel() <= MAX_KEPT_ELEMENTS:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
@@ -198,31 +198,31 @@ def _operands(
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written:
             changed_tensors += tensors
-        if not is_written or not (argument.is_out or name in OVERWRITES):
+        if not is_written or not (argument.is_out or name in OVERWRITE_CALLS):
             read_tensors += tensors
     return read_tensors, changed_tensors
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
-    """Returns the call's result, with values if all operands have values and are small, else on `meta`."""
+    """Returns the call's result.  It has values if all operands have values and are small, else it is on `meta`."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
-    small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
-    if not any(x.is_meta for x in tensors) and (small or func.is_view):
+    is_small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
+    if not any(x.is_meta for x in tensors) and (is_small or func.is_view):
         return func(*args, **kwargs)
     if changed:
         return changed[0] if len(changed) == 1 else tuple(changed)
-    if name in SHAPES:
+    if name in RESULT_SHAPES:
         dtype = torch.bool if name == "any" else tensors[0].dtype
-        return torch.empty(SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
+        return torch.empty(RESULT_SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
     if elementwise:  # torch would do this in Python too
-        tiny = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
-        dtype = func(*tiny[0], **tiny[1]).dtype
-        like = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
+        ones = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
+        dtype = func(*ones[0], **ones[1]).dtype
+        like_tensor = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
         layout = kwargs.get("memory_format") or torch.preserve_format
-        return torch.empty_like(like, dtype=dtype, device="meta", memory_format=layout)
-    keep_values = name in TAKES and not any(x.is_meta for x in tensors[1:])  # a mask must have values
+        return torch.empty_like(like_tensor, dtype=dtype, device="meta", memory_format=layout)
+    keep_values = name in ROW_READS and not any(x.is_meta for x in tensors[1:])  # a mask must have values
     meta_args = [x if keep_values and index else tree_map_only(torch.Tensor, _meta, x) for index, x in enumerate(args)]
     return func(*meta_args, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
 
@@ -237,8 +237,8 @@ def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
     """Returns a tensor of the elements that a call writes into its first operand."""
-    target = _meta(args[0])
+    target_tensor = _meta(args[0])
     if name == "index_put_":
-        elements: torch.Tensor = aten.index.Tensor(target, args[1])
-        return elements
-    return target.new_empty(args[3 if name == "index_copy_" else 2].shape)
+        written_elements: torch.Tensor = aten.index.Tensor(target_tensor, args[1])
+        return written_elements
+    return target_tensor.new_empty(args[3 if name == "index_copy_" else 2].shape)

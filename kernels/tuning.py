@@ -1,8 +1,8 @@
 """Describes what a tunable kernel declares: the type of its configs, the configs to try, legal configs, the default.
 
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
-config of a committed record for this device and bucket (range of rows), or else the default.  `bench` writes these
-choices to `kernels/<op>/choices.json`.  For each device and bucket, this file names a kernel and the record that proves
+config of a committed record for this device and bucket (range of rows), or else the default.  `bench` writes these best
+configs to `kernels/<op>/choices.json`.  For each device and bucket, this file names a kernel and the record that proves
 the choice: `{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  If configs were tuned, the entry
 has `configs` by kernel, and `scheme` names their dtypes.
 """
@@ -26,7 +26,7 @@ BF16 = get_scheme("bf16")
 
 
 class LaunchConfig:
-    """The base class of configs of Triton and Gluon kernels: it makes the arguments of a launch."""
+    """The base class of configs of Triton and Gluon kernels.  It turns a config into the arguments of a launch."""
 
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
@@ -37,7 +37,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Holds the least resources of one CTA, and the number of CTAs, computed from a config without compilation."""
+    """Holds the minimum resources of one CTA, and the number of CTAs, computed from a config without compilation."""
 
     threads: int
     registers: int
@@ -51,28 +51,28 @@ class Footprint:
     @property
     def fits(self) -> bool:
         """Returns whether a CTA can run on Hopper without spilling registers."""
-        figures = self.threads, self.registers, self.shared_bytes
-        possible = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
-        return possible and occupancy((9, 0), *figures).ctas_per_sm > 0
+        resource_values = self.threads, self.registers, self.shared_bytes
+        is_possible = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
+        return is_possible and occupancy((9, 0), *resource_values).ctas_per_sm > 0
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
     """Returns a function for the field `configs` of a `Tuning`.  It makes all combinations of given field values."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
-        combinations = (zip(values, choice, strict=True) for choice in itertools.product(*values.values()))
-        return tuple(config_type(**dict(choice)) for choice in combinations)
+        combinations = (zip(values, field_values, strict=True) for field_values in itertools.product(*values.values()))
+        return tuple(config_type(**dict(field_values)) for field_values in combinations)
 
     return configs
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Holds a table of default configs, for `heuristic` of a `Tuning`.  The first row that applies and is legal is
-    taken.
+    """Holds a table of default configs, for `heuristic` of a `Tuning`.  The first row that applies and has a legal
+    config is taken.
 
-    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  The
-    sizes are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`."""
+    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  A name
+    is a size of the case, `itemsize` (bytes of an activation), or a key of `sizes(case, scheme)`."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
@@ -82,8 +82,8 @@ class Defaults:
         sizes: dict[str, Any] = {"itemsize": scheme.activation.itemsize, **case}
         if self.sizes is not None:
             sizes |= self.sizes(case, scheme)
-        for most, config in self.rows:
-            if all(sizes[name] <= limit for name, limit in most.items()) and is_legal(config, case, scheme):
+        for max_sizes, config in self.rows:
+            if all(sizes[name] <= limit for name, limit in max_sizes.items()) and is_legal(config, case, scheme):
                 return config
         raise ValueError(f"config: no default is legal for {case} in {scheme.name}")
 
@@ -107,40 +107,40 @@ class Tuning:
         name = self.config_type.__name__
         if not dataclasses.is_dataclass(self.config_type) or not self.config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             raise TypeError(f"tuning: expected {name} to be a frozen dataclass")
-        for field, hint in get_type_hints(self.config_type).items():
-            kinds = {*map(type, get_args(hint))} if get_origin(hint) is Literal else {hint}
-            if not kinds <= {*get_args(Scalar)}:
-                raise TypeError(f"tuning: expected {name}.{field} to be a JSON scalar, got {hint}")
+        for field, type_hint in get_type_hints(self.config_type).items():
+            allowed_types = {*map(type, get_args(type_hint))} if get_origin(type_hint) is Literal else {type_hint}
+            if not allowed_types <= {*get_args(Scalar)}:
+                raise TypeError(f"tuning: expected {name}.{field} to be a JSON scalar, got {type_hint}")
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
     def is_legal(self, config: Any, case: Mapping[str, Any], scheme: Scheme = BF16) -> bool:
-        """Returns whether a config can run: its footprint fits and it meets the `rule`."""
-        fits = self.footprint is None or self.footprint(config, case, scheme).fits
-        return fits and (self.rule is None or self.rule(config, case, scheme))
+        """Returns whether a config can run: its footprint fits on an SM, and it meets the `rule`."""
+        resources_fit = self.footprint is None or self.footprint(config, case, scheme).fits
+        return resources_fit and (self.rule is None or self.rule(config, case, scheme))
 
     def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
         """Returns the legal configs for `case` without duplicates, the default first."""
-        offered = dict.fromkeys((self.heuristic(case, scheme), *self.configs(case, scheme)))
-        return [config for config in offered if self.is_legal(config, case, scheme)]
+        all_configs = dict.fromkeys((self.heuristic(case, scheme), *self.configs(case, scheme)))
+        return [config for config in all_configs if self.is_legal(config, case, scheme)]
 
     def make_config(self, values: Mapping[str, Any]) -> Any:
         """Makes the config with these `values` (from a record or `choices.json`).  A field with a default may be
-        missing, as in records that are older than the field.  Raises `ValueError` on wrong fields."""
+        missing: the record may be older than the field.  Raises `ValueError` on wrong fields."""
         try:
             return self.config_type(**values)
         except TypeError as error:
-            fields = ", ".join(field.name for field in dataclasses.fields(self.config_type))
-            raise ValueError(f"config: expected {fields}, got {', '.join(values)}") from error
+            field_names = ", ".join(field.name for field in dataclasses.fields(self.config_type))
+            raise ValueError(f"config: expected {field_names}, got {', '.join(values)}") from error
 
 
-BUCKETS = (1, 16, 64, 512, float("inf"))
+BUCKET_ROWS = (1, 16, 64, 512, float("inf"))
 """The upper ends of the buckets of a step's rows: GEMV, an MMA tile of rows, a wgmma tile, a chunk, compute bound."""
 
 
 def bucket_of(rows: float) -> str:
     """Returns the name of the bucket of `rows`, such as `rows:16` for 2 to 16 rows.  The last bucket is `rows:inf`."""
-    return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
+    return f"rows:{next(limit for limit in BUCKET_ROWS if rows <= limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:

@@ -1,31 +1,32 @@
-"""Holds the maths that all attention ops share: the keys that a query sees, softmax(scores) @ V, and the tolerance.
+"""Holds the maths that all attention ops share: the keys that a query sees, `softmax(scores) @ V`, and the tolerance.
 
-A score is q . k * softmax_scale. A soft cap c (Gemma 2, arXiv 2408.00118) changes a score to c * tanh(score / c). With
-`causal`, query i of T queries sees the keys j <= i + S - T (bottom-right aligned), with S the number of keys. With a
-window (Mistral 7B, arXiv 2310.06825) query i sees only the newest `window` of these keys. The sink of a head (gpt-oss,
-arXiv 2508.10925) is one more score in the softmax's denominator; a sink has no value. The log-sum-exp is the natural
-logarithm of the denominator. A query that sees no key has the output 0; without a sink, its log-sum-exp is -inf.
+The score of a query q and a key k is `q . k * softmax_scale`. A soft cap (Gemma 2, arXiv 2408.00118) changes a score to
+`cap * tanh(score / cap)`. T is the number of queries, and S is the number of keys. With `causal`, query i sees the keys
+`j <= i + S - T` (bottom-right aligned). With a `window` (Mistral 7B, arXiv 2310.06825), query i sees only the newest
+`window` of these keys. A head may have a sink (gpt-oss, arXiv 2508.10925). A sink adds one more score to the softmax's
+denominator, and has no value. The log-sum-exp is the natural logarithm of the denominator. A query that sees no key has
+the output 0. Without a sink, its log-sum-exp is -inf.
 
-The tolerance of each element follows. P are the exact softmax weights, and D is the head size. u_acc = 2**-24 is the
-unit roundoff of fp32 accumulation. u_P is the unit roundoff of the dtype in which P enters P @ V. u_out is the unit
-roundoff of the output. c = 4.
+The formula below is the tolerance of an output element `ref`. P holds the exact softmax weights, D is the head size,
+and c = 4. u_acc = 2**-24 is the unit roundoff of fp32 sums. u_P is the unit roundoff of the dtype of P in `P @ V`, and
+eta is half the smallest subnormal of this dtype. u_out and eta_out are the same two values for the output dtype. Z is
+the denominator divided by the exponential of the row's largest score.
 
     (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  (eta / Z + 2**-126) * sum_j |V_j|
         +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
-delta is the error of a score. A score is a sum of D products, with an error of about u_acc * sqrt(D) times the sum of
-their magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. A
-conversion to base 2 rounds a sink once more. The error delta changes a numerator exp(s) and the denominator sum exp(s)
-by a factor of at most e^delta each, hence e^(2 delta) - 1. Rounding P costs u_P of each term. An underflow of P costs
-eta, half the smallest subnormal of the dtype of P. Such a P is relative to the row's largest score. Z is the
-denominator divided by the exponential of this largest score; Z is at least 1, unless a sink is larger. A weight below
-the normal numbers of fp32 may become 0. An output below the normal numbers of its dtype is rounded to a multiple of the
-smallest subnormal, and eta_out is half of this subnormal. P @ V sums S terms, and the exponential has an error of a few
-u_acc. The roots sqrt(D) and sqrt(S) are there because errors of random sign add up as a random walk; c = 4 covers the
-tail of the walk. The error of the log-sum-exp is delta plus the error of the denominator's sum.
+delta is the error of a score. A score sums D terms, with an error of about u_acc * sqrt(D) times the sum of their
+magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. A conversion to
+base 2 rounds a sink once more. The error delta changes a numerator exp(s) and the denominator sum exp(s) by a factor of
+at most e^delta each, hence expm1(2 * delta). Rounding P costs u_P of each term. An underflow of P costs eta, relative
+to the row's largest weight; hence eta / Z. Z is at least 1, unless a sink is larger. A weight below the normal numbers
+of fp32 may become 0. An output below the normal numbers of its dtype is rounded to a multiple of the smallest
+subnormal, which costs eta_out. `P @ V` sums S terms, and the exponential has an error of a few u_acc. Errors of random
+sign add up as a random walk, hence sqrt(D) and sqrt(S); c = 4 covers the tail of the walk. The error of the log-sum-exp
+is delta plus the error of the denominator's sum.
 
-Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in Q K^T and in P @ V.
+Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in `Q K^T` and in `P @ V`.
 """
 
 from __future__ import annotations
@@ -46,31 +47,31 @@ WALK = 4.0
 """The constant c of the tolerance: the random walk of rounding errors may reach this number of standard deviations."""
 FP8_ACCUMULATION = 2.0**-13
 """The u_acc of products in fp8: the accumulator keeps 13 bits behind the leading bit and does not round."""
-FLUSHED = 2.0**-126
+FLUSH_LIMIT = 2.0**-126
 """The least normal fp32 number: smaller results may become 0."""
-HELD_SCORES = {"cuda": 2**26}
+MAX_SCORES_BY_DEVICE = {"cuda": 2**26}
 """The number of scores that are held at once, by device."""
-HELD_ELSEWHERE = 2**18
+DEFAULT_MAX_SCORES = 2**18
 """The number of scores held at once on other devices.  128 queries of a head with 2048 keys stay in a CPU's caches;
 with 2048 queries the same work takes 2.5 times as long."""
-LEAST_ROWS = 64
+MIN_BLOCK_ROWS = 64
 """The least number of queries in a piece.  A piece has all heads if the scores of so many queries can be held."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
 
-HEADS: Mapping[str, Axis] = {
+HEAD_AXES: Mapping[str, Axis] = {
     **{"H_kv": Sizes(1, 16, model="kv_heads"), "group": Sizes(1, 130, model="group")},
     "D": (64, 128, 80, 96, 192, 256, 72, 112),
 }
 """The axes of a domain: the number of KV heads, of query heads for each KV head, and of values in a head."""
-OPTIONS: Mapping[str, Axis] = {
+OPTION_AXES: Mapping[str, Axis] = {
     **{"window": Sizes(0, 600), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
 }
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Returns the test case with these values, or None for a window without `causal`. If `equal` is true, S = T."""
+    """Makes a test case with `group * H_kv` query heads, or None for a window without `causal`. `equal` sets S = T."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -78,7 +79,7 @@ def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Cas
 
 @dataclass(frozen=True)
 class Scores:
-    """The options that turn a dot product q . k into an attention score."""
+    """Holds the softmax scale and the soft cap, which turn a dot product q . k into an attention score."""
 
     scale: float
     softcap: float | None = None
@@ -86,7 +87,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys that each query sees: `first[i]` to `end[i] - 1` for query i. Both are (T,) int64 on the CPU."""
+    """The range of keys that each query i sees: `first[i]` to `end[i] - 1`. Both are (T,) int64 on the CPU."""
 
     first: torch.Tensor
     end: torch.Tensor
@@ -97,29 +98,28 @@ class KeyRange:
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
-        """Writes `value` into `x` (..., rows, keys), in place, at each key that a query does not see."""
-        first, end = self.first[rows], self.end[rows]
+        """Writes `value` in place into `x` (..., rows, keys), at each key that the row's query does not see."""
+        first_keys, end_keys = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
-        start = int(end.min()) if int(first.max()) <= keys.start else keys.start
+        start = int(end_keys.min()) if int(first_keys.max()) <= keys.start else keys.start
         if start < keys.stop:
             positions = torch.arange(start, keys.stop, device=x.device)
-            unseen_mask = (positions < first.to(x.device)[:, None]) | (positions >= end.to(x.device)[:, None])
+            unseen_mask = (positions < first_keys.to(x.device)[:, None]) | (positions >= end_keys.to(x.device)[:, None])
             x[..., start - keys.start :].masked_fill_(unseen_mask, value)
         return x
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """Returns the keys that each query sees. Raises `ValueError` on a window below 1 or a window without `causal`."""
+    """Returns the range of keys that each query sees. Raises `ValueError` if `window` is below 1 or not causal."""
     _check_window(window, causal)
-    end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
-    first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
-    return KeyRange(first.minimum(end), end)
+    end_keys = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
+    first_keys = torch.zeros_like(end_keys) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
+    return KeyRange(first_keys.minimum(end_keys), end_keys)
 
 
 def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
-    """Raises `ValueError` unless the number of KV heads divides the number of query heads, a window is causal and at
-    least 1, and a soft cap is positive. `keys` is the name of the key argument. An op without the argument `causal` is
-    causal."""
+    """Raises `ValueError` on options that do not fit. The number of KV heads must divide the number of query heads. A
+    window must be causal and at least 1. A soft cap must be positive. `keys` is the name of the key argument."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(arguments.get("window"), arguments.get("causal", True))
@@ -128,7 +128,7 @@ def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
         raise ValueError(f"softcap: expected more than 0, got {softcap}")
 
 
-SINKS = Argument("H", (torch.float32,), layout="any", optional=True)
+SINKS_ARGUMENT = Argument("H", (torch.float32,), layout="any", optional=True)
 
 
 def _check_window(window: int | None, causal: bool) -> None:
@@ -150,32 +150,32 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the blocks of a sequence's scores. Blocks are large on a GPU, because a GPU waits between blocks."""
+    """Yields the blocks of a sequence's score matrix. On a GPU the blocks are larger, to keep the GPU busy."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
-    max_scores = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
-    together = H_kv if H * S * min(T, LEAST_ROWS) <= max_scores else 1
-    rows = max(1, max_scores // max(1, together * (H // max(1, H_kv)) * S))
-    for start in range(0, T, rows):
-        query_range = slice(start, min(start + rows, T))
-        first, end = int(seen.first[query_range].min()), int(seen.end[query_range].max())
-        for head in range(0, H_kv, together):
-            yield Piece(slice(head, min(head + together, H_kv)), query_range, slice(first, max(first, end)))
+    max_scores = MAX_SCORES_BY_DEVICE.get(q.device.type, DEFAULT_MAX_SCORES)
+    heads = H_kv if H * S * min(T, MIN_BLOCK_ROWS) <= max_scores else 1
+    row_count = max(1, max_scores // max(1, heads * (H // max(1, H_kv)) * S))
+    for start in range(0, T, row_count):
+        query_range = slice(start, min(start + row_count, T))
+        first_key, end_key = int(seen.first[query_range].min()), int(seen.end[query_range].max())
+        for head in range(0, H_kv, heads):
+            yield Piece(slice(head, min(head + heads, H_kv)), query_range, slice(first_key, max(first_key, end_key)))
 
 
 def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
-    """Returns the queries of one block of scores from x (T, H, D) in fp64: (heads, group * rows, D)."""
+    """Returns the queries of one block of the score matrix from x (T, H, D) in fp64: (heads, group * rows, D)."""
     T, H, D = x.shape
     queries = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
     return queries.permute(1, 2, 0, 3).double().flatten(1, 2)
 
 
 def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Returns the keys or the values of one block of scores from x (S, H_kv, D) in fp64: (heads, keys, D)."""
+    """Returns the keys or the values of one block of the score matrix from x (S, H_kv, D) in fp64: (heads, keys, D)."""
     return x[piece.keys, piece.heads].transpose(0, 1).double()
 
 
 def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) -> None:
-    """Writes the results of one block, (heads, group, rows, ...), to the rows and heads of the block in `out`."""
+    """Writes the results of one block, `values` (heads, group, rows, ...), to the block's rows and heads in `out`."""
     T, H = out.shape[:2]
     grouped_out = out.view(T, H_kv, H // H_kv, *out.shape[2:])
     grouped_out[piece.rows, piece.heads] = values.movedim(2, 0)
@@ -201,7 +201,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks the results of all sequences of q (B, ..., D). Returns (B, ..., width) and (B, ...). B may be 0."""
+    """Stacks the outputs and log-sum-exps of the sequences of q (B, ..., D). Returns (B, ..., width) and (B, ...)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -220,11 +220,11 @@ def error_bounds(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the tolerance of one sequence: (T, H, Dv) for the output, and (T, H) for the log-sum-exp.
 
-    The output's tolerance lacks the term u_out * |ref|. q, k and v have the shapes of `attend`. The caller has already
-    multiplied quantised tensors by their scales."""
+    The term u_out * |ref| is not included. q, k and v have the shapes of `attend`. The caller has already multiplied
+    quantised tensors by their scales."""
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
-    roundoff = torch.finfo(weight).eps / 2
+    weight_roundoff = torch.finfo(weight).eps / 2
     eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (weight, scheme.output))
     walk = WALK * (FP8_ACCUMULATION if weight.itemsize == 1 else FP32_ROUNDOFF)
     total = walk * (math.sqrt(S) + 1)
@@ -235,23 +235,23 @@ def error_bounds(
         cap_terms = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
         magnitude = _columns(v, tile).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
-        weighted, peak, lse = _averaged(_scores(q, k, seen, scores, tile), sink, magnitude)
-        underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
-        small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
-        relative = roundoff + torch.expm1(2 * delta) + total
-        _spread(out, tile, relative[..., None] * weighted + small, H_kv)
-        finite = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
-        _spread(lses, tile, delta + total + WALK * FP32_ROUNDOFF * finite, H_kv)
+        weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), sink, magnitude)
+        underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
+        absolute_error = (underflow + FLUSH_LIMIT)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
+        relative_error = weight_roundoff + torch.expm1(2 * delta) + total
+        _spread(out, tile, relative_error[..., None] * weighted_magnitude + absolute_error, H_kv)
+        lse_magnitude = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
+        _spread(lses, tile, delta + total + WALK * FP32_ROUNDOFF * lse_magnitude, H_kv)
     return out, lses
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """Returns the sinks of the heads of one block of scores in fp64, (heads, group, 1)."""
+    """Returns the sinks for the heads of one block in fp64, (heads, group, 1)."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns the largest |q| . |k| over the keys that each query sees, (heads, group, rows), or 0 without keys."""
+    """Returns each query's largest |q| . |k| over its visible keys, (heads, group, rows), or 0 without such keys."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
@@ -274,32 +274,32 @@ def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 def _averaged(
     scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns softmax(scores) @ values, the largest score of each row, and the logarithm of each denominator. A query
-    that sees no key gets 0. Overwrites `scores`. values: (heads, keys, Dv); sink: (heads, group, 1)."""
-    peak = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
-    row_max = peak if sink is None else torch.maximum(peak, sink)
-    shift = torch.where(row_max == -math.inf, 0.0, row_max)  # -inf - -inf would be NaN
-    weights = scores.sub_(shift[..., None]).exp_()
+    """Returns `softmax(scores) @ values`, the largest score of each row, and the logarithm of each softmax denominator.
+    Overwrites `scores`. A query that sees no key gets 0. values: (heads, keys, Dv); sink: (heads, group, 1)."""
+    max_scores = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    row_max = max_scores if sink is None else torch.maximum(max_scores, sink)
+    row_shift = torch.where(row_max == -math.inf, 0.0, row_max)  # -inf - -inf would be NaN
+    weights = scores.sub_(row_shift[..., None]).exp_()
     # A column of ones gives the denominator, without another pass over the weights.
     sums = _weighted(weights.flatten(1, 2), torch.nn.functional.pad(values, (0, 1), value=1.0))
     sums = sums.reshape(*weights.shape[:3], -1)
-    total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - shift)
-    return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], peak, shift + torch.log(total)
+    total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - row_shift)
+    return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], max_scores, row_shift + torch.log(total)
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Returns weights @ values. A value with weight 0 does not count, even if the value is infinite or NaN."""
+    """Returns `weights @ values`. A value with weight 0 does not count, even if the value is infinite or NaN."""
     if bool(values.isfinite().all()):
         return weights @ values
     sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
-    for special in (math.inf, -math.inf, math.nan):
-        special_mask = values.isnan() if math.isnan(special) else values == special
-        sums += torch.where(weight_mask @ special_mask.double() > 0, special, 0.0)
+    for special_value in (math.inf, -math.inf, math.nan):
+        special_mask = values.isnan() if math.isnan(special_value) else values == special_value
+        sums += torch.where(weight_mask @ special_mask.double() > 0, special_value, 0.0)
     return sums
 
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns the sum of `magnitude` (heads, keys, Dv) over the keys that each query sees: (heads, rows, Dv)."""
+    """Returns each query's sum of `magnitude` (heads, keys, Dv) over its visible keys: (heads, rows, Dv)."""
     first, end = (
         (bounds[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
         for bounds in (seen.first, seen.end)
@@ -309,8 +309,8 @@ def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs with a softmax scale other than D**-0.5. Then yields inputs with all scores below -10,000. A kernel
-    that hides a key by the score -10,000 fails on these."""
+    """Yields inputs with a softmax scale other than D**-0.5. Then yields inputs with all scores below -10,000. These
+    inputs reveal a kernel that hides keys by a score of -10,000."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
@@ -322,24 +322,24 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
     """Yields inputs that reveal 16-bit intermediates: values of one sign, and a large score that all keys share. Then
     yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score.
 
-    `q`, `k` and `v` are names of arguments. On random data, the rounding of the weights to 16 bits hides such errors.
+    `q`, `k` and `v` are names of arguments. Random data would hide such errors behind the rounding of the weights.
     """
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
-    shared = {name: inputs[name].clone() for name in (q, k)}
-    shared[q][..., 0] = 8.0
-    shared[k][..., 0] = 3.0 * math.sqrt(shared[k].shape[-1])
-    yield "a large score shared by all keys", inputs | shared
+    shared_score_inputs = {name: inputs[name].clone() for name in (q, k)}
+    shared_score_inputs[q][..., 0] = 8.0
+    shared_score_inputs[k][..., 0] = 3.0 * math.sqrt(shared_score_inputs[k].shape[-1])
+    yield "a large score shared by all keys", inputs | shared_score_inputs
     yield "scores in the thousands", inputs | {name: (30 * inputs[name].float()).to(inputs[name]) for name in (q, k)}
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Sets column 0 to 8 in every query and to 0 in every key. Then `shout` can give one key a dominant score."""
+    """Prepares queries and keys for `shout`: sets column 0 to 8 in every query and to 0 in every key."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at index `where` dominant: its attention score is 24 above the others. Changes its value too."""
+    """Makes the key at index `where` dominant: its score becomes 24 above the others. Changes its value vector too."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -347,11 +347,9 @@ def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> N
 def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
-    """Returns the cost of attention with `pairs` visible (query, key) pairs over all heads. The output has the shape of
-    q.
-
-    `value_dim`: the width of a value, if not `head_dim`. `lse_rows`: the number of log-sum-exps that the op writes.
-    """
+    """Returns the cost of attention with `pairs` visible (query, key) pairs, summed over all heads. The output has the
+    shape of q. `value_dim` is the width of a value; the default is `head_dim`. `lse_rows` is the number of log-sum-exps
+    that the op writes."""
     value_width = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
     size = 2 if q.element_size() == 1 else q.element_size()

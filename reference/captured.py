@@ -1,4 +1,4 @@
-"""Reads suites of cases that `rooflab capture` wrote: the shapes of a program's op calls, weighted by their time."""
+"""Reads files of `rooflab capture`: test cases with the shapes of a program's op calls, the slowest calls first."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+FILE_VERSION = 1
 
 
 def is_file(suite: str) -> bool:
-    """Returns whether `suite` is a file name (it ends in `.json`), not the name of a built-in suite."""
+    """Returns whether `suite` is the name of a `.json` file, and not the name of a built-in suite."""
     return suite.endswith(".json")
 
 
 def cases_of(op: str, suite: str) -> list[str]:
-    """Returns the cases of one op in the file `suite`, the slowest case first. Raises `ValueError` as `read` does."""
+    """Returns the test cases of one op in the file `suite`, the slowest first. Raises `ValueError` as `read` does."""
     return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
 
 
@@ -26,7 +26,9 @@ def read(suite: str) -> Mapping[str, Any]:
     """Returns the parsed JSON of the file `suite`. Raises `ValueError` if `rooflab capture` did not write this file."""
     try:
         data = json.loads(Path(suite).read_text(encoding="utf-8"))
-        if data["rooflab_suite"] != VERSION or not all(row["case"] for rows in data["ops"].values() for row in rows):
+        if data["rooflab_suite"] != FILE_VERSION or not all(
+            row["case"] for rows in data["ops"].values() for row in rows
+        ):
             raise ValueError("of another version")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"suite: expected a file of `rooflab capture`, got {suite!r}: {error}") from error

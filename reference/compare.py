@@ -1,4 +1,4 @@
-"""Compares a kernel's output with the reference output. A NaN always fails, and every element has its own tolerance."""
+"""Compares a kernel's output with the reference output. Every element has its own tolerance. A NaN always fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ErrorStats:
 
 
 def _ratio(ratio: float) -> str:
-    """Formats a ratio with two or three digits. A ratio near 1 gets six digits, so that 0.999 is never printed as 1."""
+    """Formats a ratio with two or three digits. A ratio near 1 gets six digits, so that 0.9999 is not printed as 1."""
     return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
@@ -55,23 +55,23 @@ for each other take 20 times as long."""
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
     """Compares `actual` with `oracle` (the reference output) element by element, on the oracle's device.
 
-    `tolerance` is absolute and broadcasts. An element passes if its error is finite and `<=` its tolerance. Equal
-    infinities pass too; NaN fails. The worst element is the first with the largest error / tolerance."""
+    `tolerance` is absolute and broadcasts. An element passes if its error is finite and at most its tolerance. Equal
+    infinities pass too, and NaN fails. The worst element is the first element with the largest error / tolerance."""
     if actual.shape != oracle.shape:
         note = f"expected shape {tuple(oracle.shape)}, got {tuple(actual.shape)}"
         return ErrorStats(name, False, float("nan"), float("inf"), oracle.numel(), oracle.numel(), note=note)
     if oracle.numel() == 0:
         return ErrorStats(name, True, 0.0, 0.0, 0, 0)
-    worst_index, largest, ratio, wrong_count = 0, 0.0, -1.0, 0
-    for start, values, expected, limit in _pieces(actual, oracle, tolerance):
-        stats = _plain(values, expected, limit) or _careful(values, expected, limit)
+    worst_index, max_error, ratio, wrong_count = 0, 0.0, -1.0, 0
+    for start, values, expected_values, chunk_tolerance in _pieces(actual, oracle, tolerance):
+        stats = _plain(values, expected_values, chunk_tolerance) or _careful(values, expected_values, chunk_tolerance)
         wrong_count += stats.wrong
         # NaN stays: it is neither larger nor smaller than a number.
-        largest = stats.largest if stats.largest > largest or math.isnan(stats.largest) else largest
+        max_error = stats.largest if stats.largest > max_error or math.isnan(stats.largest) else max_error
         if stats.ratio > ratio:
             worst_index, ratio = start + stats.worst, stats.ratio
     index = tuple(int(i) for i in np.unravel_index(worst_index, tuple(oracle.shape)))  # torch's own imports SymPy: 1 s
-    return ErrorStats(name, wrong_count == 0, largest, ratio, wrong_count, oracle.numel(), index)
+    return ErrorStats(name, wrong_count == 0, max_error, ratio, wrong_count, oracle.numel(), index)
 
 
 def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> bool:
@@ -82,7 +82,7 @@ def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tens
 
 
 class _PieceStats(NamedTuple):
-    """The result of comparing one chunk of the elements."""
+    """Holds the errors of one chunk of elements."""
 
     wrong: int
     largest: float
@@ -93,7 +93,7 @@ class _PieceStats(NamedTuple):
 def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields flat chunks of the tensors: first index, actual values, oracle values and tolerances."""
+    """Yields flat chunks of the tensors: index of the first element, actual values, oracle values, tolerances."""
     values, expected = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
     limit = limit.reshape(1).expand(len(expected)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
@@ -104,16 +104,16 @@ def _pieces(
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
-    """Compares a chunk of finite numbers with positive tolerances. Returns None if the chunk has other values."""
+    """Compares a chunk by a fast method. Returns None if this method computes an infinity or a NaN."""
     error = (values - right).abs_()
     ratio = error / limit
     worst_index = int(ratio.argmax())
-    largest, max_ratio = float(error.max()), float(ratio[worst_index])
-    if not (math.isfinite(largest) and math.isfinite(max_ratio)):
+    max_error, max_ratio = float(error.max()), float(ratio[worst_index])
+    if not (math.isfinite(max_error) and math.isfinite(max_ratio)):
         return None
     # A ratio of 1 may be rounded.
     wrong_count = int((error > limit).sum()) if max_ratio > 0.999 else 0
-    return _PieceStats(wrong_count, largest, max_ratio, worst_index)
+    return _PieceStats(wrong_count, max_error, max_ratio, worst_index)
 
 
 def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats:
@@ -123,8 +123,8 @@ def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> 
     ratio = torch.where(equal_mask, 0.0, error / limit)
     ratio = torch.where(ratio.isnan() | ~error.isfinite() & ~equal_mask, torch.inf, ratio)
     worst_index = int(ratio.argmax())
-    largest = float("nan") if error[~equal_mask].isnan().any() else float(torch.where(equal_mask, 0.0, error).max())
-    return _PieceStats(int((~passed).sum()), largest, float(ratio[worst_index]), worst_index)
+    max_error = float("nan") if error[~equal_mask].isnan().any() else float(torch.where(equal_mask, 0.0, error).max())
+    return _PieceStats(int((~passed).sum()), max_error, float(ratio[worst_index]), worst_index)
 
 
 def exact(oracle: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Describes the tensors that an op takes and returns. `kernels/launcher.py` checks all calls with this description.
 
-A shape is a text of dimensions, such as `T H`. A name stands for the same number in all tensors of a call. `2I`, `K/2`
-and `B+1` are computed from a name. A name may be an integer argument of the op (`latent_dim`).
+The text of a shape lists its dimensions, such as `T H`. A dimension name has the same value in all tensors of a call.
+`2I`, `K/2` and `B+1` are computed from such a value. A name may also be an integer argument of the op (`latent_dim`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INDICES = (torch.int32, torch.int64)
+INDEX_DTYPES = (torch.int32, torch.int64)
 LAYOUTS = ("rows", "contiguous", "any")
-DOUBLED = (torch.float32, torch.float64)
+FP32_AND_FP64 = (torch.float32, torch.float64)
 ANY_SHAPE = "..."
-PACKED = "a weight packed by this kernel's prepare"
+PACKED_TEXT = "a weight packed by this kernel's prepare"
 CallArguments = Mapping[str, Any]
 """The arguments of a call by name, defaults included."""
 Dims = dict[str, int]
@@ -27,9 +27,9 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a shape: a number, or an expression `times * name / over + plus`.
+    """One dimension of a shape: an integer, or an expression `times * name / over + plus`.
 
-    `K/16` is rounded down. A quotient with a factor in front is rounded up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is rounded down. With a factor, the quotient is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -44,25 +44,25 @@ class Dim:
         match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
         if match is None or not (match[1] or match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
-        times, name, sign, number = match.groups()
-        extra_fields = {"over": int(number)} if sign == "/" else {"plus": int(number)} if sign == "+" else {}
-        return cls(text, name, int(times or 1), **extra_fields)
+        factor_text, name, sign, operand = match.groups()
+        extra_fields = {"over": int(operand)} if sign == "/" else {"plus": int(operand)} if sign == "+" else {}
+        return cls(text, name, int(factor_text or 1), **extra_fields)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
-        """Returns the size of this dimension, or None if `dims` has no number for the name."""
+        """Returns the size of this dimension, or None if `dims` has no value for the dimension's name."""
         if self.name is None:
             return self.times
-        number = dims.get(self.name)
+        name_value = dims.get(self.name)
         return (
             None
-            if number is None
-            else self.times * ((number + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
+            if name_value is None
+            else self.times * ((name_value + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
         )
 
     def solve(self, size: int) -> int | None:
-        """Returns the number for the name that gives this dimension `size` elements, or None if no number does."""
-        number, remainder = divmod((size - self.plus) * self.over, self.times)
-        return None if remainder or number < 0 else number
+        """Returns the value of the name with which this dimension has `size` elements, or None if no value fits."""
+        name_value, remainder = divmod((size - self.plus) * self.over, self.times)
+        return None if remainder or name_value < 0 else name_value
 
 
 def _dims(shape: str) -> tuple[Dim, ...]:
@@ -120,10 +120,10 @@ class Argument:
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Returns whether the reference takes this dtype for the argument, although kernels do not."""
+        """Returns whether the reference accepts an argument of this dtype, although kernels do not."""
         if isinstance(self.dtype, str):
             return False
-        return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == DOUBLED
+        return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == FP32_AND_FP64
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Result:
 
     def wanted(self, arguments: CallArguments) -> bool:
         """Returns whether a call with these arguments returns this result."""
-        option = True if self.when is None else arguments.get(self.when)
-        return option is not None and option is not False
+        option_value = True if self.when is None else arguments.get(self.when)
+        return option_value is not None and option_value is not False
 
     def dtype_of(self, arguments: CallArguments) -> torch.dtype:
         """Returns the dtype of this result in a call with these arguments."""
@@ -157,7 +157,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contract:
-    """The tensor arguments and the results of an op. Any other argument of the op is not a tensor."""
+    """The tensor arguments and the results of an op. The other arguments of the op are not tensors."""
 
     arguments: Mapping[str, Argument]
     results: Mapping[str, Result]
@@ -176,7 +176,7 @@ class Contract:
     """Keys of a case that no dimension shows, but that a config depends on, such as whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
-        """Returns the contract of a kernel that takes a packed weight, of type `packed`, as the argument `name`."""
+        """Returns a copy of the contract in which the argument `name` is a packed weight of type `packed`."""
         if not isinstance(packed, Argument):
             packed = replace(self.arguments[name], layout="any", packed=packed)
             return replace(self, arguments={**self.arguments, name: packed})
@@ -185,7 +185,7 @@ class Contract:
         return replace(self, arguments={**other_arguments, name: packed})
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns a readable description of each argument and result, such as `("weight", "(H) of x's dtype")`."""
+        """Returns each argument and result with a readable description, such as `("weight", "(H) of x's dtype")`."""
         rows = []
         for name, argument in self.arguments.items():
             dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
@@ -194,70 +194,70 @@ class Contract:
                 (name, f"({', '.join(argument.shape.split())}) {dtypes}{layout_text}{', or None' * argument.optional}")
             )
         for name, result in self.results.items():
-            dtype = f"{result.dtype}'s dtype" if isinstance(result.dtype, str) else "of a dtype by the options"
-            dtype = _names([result.dtype]) if isinstance(result.dtype, torch.dtype) else dtype
-            condition = f", with {result.when}" if result.when else ""
-            rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype}{condition}"))
+            dtype_text = f"{result.dtype}'s dtype" if isinstance(result.dtype, str) else "of a dtype by the options"
+            dtype_text = _names([result.dtype]) if isinstance(result.dtype, torch.dtype) else dtype_text
+            condition_text = f", with {result.when}" if result.when else ""
+            rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype_text}{condition_text}"))
         return rows
 
     def sizes(self, arguments: CallArguments) -> Dims:
-        """Returns the number of each dimension name, read from the tensors and integers of a call. Checks nothing."""
+        """Returns the value of each dimension name, read from the tensors and integers of a call. Checks nothing."""
         dims = {name: value for name, value in arguments.items() if type(value) is int}
         for name, argument in self.arguments.items():
             tensor = arguments.get(name)
             if isinstance(tensor, torch.Tensor | Packed):
                 for dim, size in zip(argument.dims, tensor.shape, strict=False):
-                    if dim.name is not None and dim.name not in dims and (number := dim.solve(size)) is not None:
-                        dims[dim.name] = number
+                    if dim.name is not None and dim.name not in dims and (name_value := dim.solve(size)) is not None:
+                        dims[dim.name] = name_value
         return dims
 
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
-        """Checks the arguments of a call, and returns the number of each dimension name.
+        """Checks the arguments of a call, and returns the value of each dimension name.
 
         Raises `ValueError` with the argument, the expected and the actual value. A reference passes `any_dtype`:
         layouts are then not checked, and fp64 may replace fp32. An argument that allows several dtypes may then have
         any float dtype of 16 bits or more."""
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
-        first: Any = None
+        first_tensor: Any = None
         for name, argument in self.arguments.items():
             tensor: Any = arguments.get(name)
             if tensor is None and argument.optional:
                 continue
-            kind: Any = argument.packed or torch.Tensor
-            if not isinstance(tensor, kind):
-                expected = PACKED if argument.packed else "a tensor"
-                raise ValueError(f"{name}: expected {expected}, got {type(tensor).__name__}")
-            first = tensor if first is None else first
+            expected_type: Any = argument.packed or torch.Tensor
+            if not isinstance(tensor, expected_type):
+                expected_text = PACKED_TEXT if argument.packed else "a tensor"
+                raise ValueError(f"{name}: expected {expected_text}, got {type(tensor).__name__}")
+            first_tensor = tensor if first_tensor is None else first_tensor
             dtypes = (arguments[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
-            expected = " or ".join(map(str, dtypes))
+            expected_text = " or ".join(map(str, dtypes))
             if argument.packed and tensor.dtype not in dtypes:  # before the shape, which may be another weight's
-                raise ValueError(f"{name}: expected {PACKED}, which is {expected}, got {tensor.dtype}")
+                raise ValueError(f"{name}: expected {PACKED_TEXT}, which is {expected_text}, got {tensor.dtype}")
             if argument.shape != ANY_SHAPE:
                 check_shape(name, tensor, argument.dims, dims)
             if tensor.dtype not in dtypes and not (any_dtype and argument.may_be(tensor.dtype)):
-                raise ValueError(f"{name}: expected {expected}, got {tensor.dtype}")
+                raise ValueError(f"{name}: expected {expected_text}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
             # The lengths beside meta tensors are real tensors, on another device.
-            may_differ = first.is_meta or (tensor.is_meta and first.dtype in INDICES)
-            if tensor.device != first.device and not may_differ:
-                raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
+            device_may_differ = first_tensor.is_meta or (tensor.is_meta and first_tensor.dtype in INDEX_DTYPES)
+            if tensor.device != first_tensor.device and not device_may_differ:
+                raise ValueError(f"{name}: expected a tensor on {first_tensor.device}, got one on {tensor.device}")
         if self.rules is not None:
             self.rules(arguments, dims)
         return dims
 
     def check_out(self, name: str, tensor: Any, result: Result, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` if `tensor` cannot hold the result, or if two of its elements share memory."""
+        """Raises `ValueError` if `tensor` cannot hold the result, or if two elements of `tensor` share memory."""
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         check_shape(name, tensor, result.dims, dims)
         if tensor.dtype != (dtype := result.dtype_of(arguments)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
         check_layout(name, tensor, result.layout)
-        inner = 1
+        inner_size = 1
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size > 1 and stride < inner:
+            if size > 1 and stride < inner_size:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
-            inner = max(inner, stride * size)
+            inner_size = max(inner_size, stride * size)
         device = next(arguments[key].device for key in self.arguments if arguments.get(key) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
@@ -268,16 +268,16 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless `tensor` has the dimensions `expected`. Adds the number of each new name to `dims`."""
-    fits = len(expected) == tensor.ndim
-    for dim, size in zip(expected, tensor.shape, strict=False) if fits else ():
+    """Raises `ValueError` unless `tensor` has the dimensions `expected`. Adds the value of each new name to `dims`."""
+    shape_fits = len(expected) == tensor.ndim
+    for dim, size in zip(expected, tensor.shape, strict=False) if shape_fits else ():
         expected_size = dim.size(dims)
-        if expected_size is None and dim.name is not None and (number := dim.solve(size)) is not None:
-            dims[dim.name] = number
+        if expected_size is None and dim.name is not None and (name_value := dim.solve(size)) is not None:
+            dims[dim.name] = name_value
         elif expected_size != size:
-            fits = False
+            shape_fits = False
             break
-    if not fits:
+    if not shape_fits:
         sizes = [dim.size(dims) for dim in expected]
         text = ", ".join(
             dim.text if size is None or dim.name is None else f"{dim.text}={size}"
@@ -287,7 +287,7 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
 
 
 def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
-    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A launcher never makes a silent copy instead."""
+    """Raises `ValueError` if `layout` forbids the strides of `tensor`. An error is better than a silent copy."""
     if layout == "contiguous" and not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
     if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():

@@ -24,7 +24,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes uniform random token ids and a random table. On the device `meta`, the ids are real and on the CPU."""
+    """Makes uniform random token ids and a random table. On the device `meta`, the ids are an ordinary CPU tensor."""
     T, V, H = int(case["T"]), int(case["V"]), int(case["H"])
     token_ids = torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed))
     weight = randn(V, H, dtype=scheme.weight, device=device, seed=seed + 1)
@@ -33,8 +33,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: the op reads each distinct row once, and writes one row per token."""
-    ids, row_bytes = args.token_ids.tolist(), args.weight.shape[1] * args.weight.element_size()
-    return Cost(nbytes(args.token_ids) + len(set(ids)) * row_bytes, len(ids) * row_bytes)
+    token_id_list, row_bytes = args.token_ids.tolist(), args.weight.shape[1] * args.weight.element_size()
+    return Cost(nbytes(args.token_ids) + len(set(token_id_list)) * row_bytes, len(token_id_list) * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -43,22 +43,22 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: ids of the first and the last table row, then the same id for every token."""
+    """Yields adversarial inputs: the ids of the first and the last table row; then the same id for every token."""
     V = int(case["V"])
-    for label, token_id in (("first row", 0), ("last row", V - 1)):
+    for row_label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["token_ids"][:1] = token_id
         inputs["token_ids"][-1:] = token_id
-        yield label, inputs
+        yield row_label, inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["token_ids"].fill_(V // 2)
     yield "one row for all", inputs
-    for label, value in (("infinite", math.inf), ("NaN", math.nan)):
+    for row_label, value in (("infinite", math.inf), ("NaN", math.nan)):
         inputs = make_inputs(case, scheme, device, seed)
         unused_rows = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
         unused_rows[inputs["token_ids"].long()] = False
         inputs["weight"][unused_rows] = value
-        yield f"{label} rows that no token asks for", inputs
+        yield f"{row_label} rows that no token asks for", inputs
 
 
 def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:

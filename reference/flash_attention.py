@@ -1,7 +1,7 @@
-"""Attention over dense keys and values: softmax(Q K^T * scale) @ V per head. Options and tolerance: `attention.py`.
+"""Computes `softmax(Q K^T * scale) @ V` per head over dense keys and values. Options and tolerance: `attention.py`.
 
-In fp8 the queries, keys and values are e4m3. Each head of each sequence has positive scales for q, k and v.
-FlashAttention-3 (Shah et al., arXiv 2407.08608) has one scale for all queries of a KV head. The output is bf16.
+In fp8, q, k and v are e4m3, and the output is bf16. Each head of each sequence has positive scales for q, k and v.
+FlashAttention-3 (Shah et al., arXiv 2407.08608) has one scale for all query heads that share a KV head.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from rooflab.reference.attention import (
-    HEADS,
-    OPTIONS,
-    SINKS,
+    HEAD_AXES,
+    OPTION_AXES,
+    SINKS_ARGUMENT,
     TILE_EDGES,
     Scores,
     attend,
@@ -33,7 +33,7 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result, check_layout
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rows import LEAST_SCALE
+from rooflab.reference.rows import MIN_SCALE
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -73,19 +73,19 @@ def reference(
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Returns whether v (B, S, H_kv, D) has stride 1 along S, as a view of a (B, H_kv, D, S) tensor has."""
+    """Returns whether v (B, S, H_kv, D) has stride 1 along S, as a view of a (B, H_kv, D, S) tensor does."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on scales, or on a v with stride 1 along S, for every dtype other than e4m3."""
+    """Raises `ValueError` on options that need e4m3 operands: scales, and a v with stride 1 along S."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
         for name in ("q_scale", "k_scale", "v_scale"):
             if arguments.get(name) is not None:
-                expected = f"None, as q, k and v are {arguments['q'].dtype} and not {E4M3}"
-                raise ValueError(f"{name}: expected {expected}, got a tensor")
+                expected_text = f"None, as q, k and v are {arguments['q'].dtype} and not {E4M3}"
+                raise ValueError(f"{name}: expected {expected_text}, got a tensor")
     elif not keys_contiguous(arguments["v"]):
         check_layout("v", arguments["v"], "rows")
 
@@ -96,7 +96,7 @@ def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `attention.py` in fp64: (B, T, H, D), and (B, T, H) for a returned log-sum-exp."""
+    """Returns the tolerance as in `attention.py`, in fp64: (B, T, H, D), and (B, T, H) for a returned log-sum-exp."""
     q, k, v = (_scaled(inputs[name], inputs.get(f"{name}_scale")) for name in OPERANDS)
     key_range = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
@@ -109,14 +109,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal random q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the test case.
 
-    In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, the largest value of e4m3. With
-    `v_columns`, v is stored with S as the last axis, as Hopper's fp8 matrix instructions need it. Rows of this v are
-    padded with NaN to a multiple of 16 bytes. In other dtypes `v_columns` changes nothing."""
+    In fp8, each head is quantised with its own scale: its largest magnitude becomes 448, the largest value of e4m3.
+    With `v_columns`, v is stored with S as the last axis, because Hopper's fp8 matrix instructions need this layout.
+    NaN pads the rows of this v to a multiple of 16 bytes. In other dtypes, `v_columns` changes nothing."""
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
 
 
 def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Draws the inputs before quantisation, for fp8 in fp32. Adversarial values are set before quantisation."""
+    """Draws the inputs before quantisation. In an fp8 scheme these inputs are fp32."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
@@ -133,7 +133,7 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """Returns `inputs`; in an fp8 scheme, with q, k and v quantised and with their scales."""
+    """Quantises q, k and v in an fp8 scheme, and adds their scales. In other schemes, returns `inputs` unchanged."""
     if not _is_fp8(scheme):
         return inputs
     quantised = dict(inputs)
@@ -148,12 +148,12 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
     """Returns v (B, S, H_kv, D) as a view of a (B, H_kv, D, S) tensor. NaN pads each row to a multiple of 16 bytes."""
     S = v.shape[1]
     columns = v.permute(0, 2, 3, 1).float().contiguous()
-    filled = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
-    return filled.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
+    padded_columns = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
+    return padded_columns.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x (B, T, H, D) quantised to the fp8 type `dtype`, and scales (B, H) fp32. codes * scales is about x.
+    """Quantises x (B, T, H, D) to the fp8 type `dtype`. Returns codes and fp32 scales (B, H); x is about code * scale.
 
     A head of zeros has scale 1. A NaN stays NaN and does not change the scale of its head."""
     B, T, H, D = x.shape
@@ -162,14 +162,14 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     if not T:
         scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
     else:
-        largest = x.float().abs().nan_to_num(nan=0.0).amax(dim=(1, 3))
-        scale = torch.where(largest > 0, (largest / torch.finfo(dtype).max).clamp(min=LEAST_SCALE), 1.0)
-    limit = torch.finfo(dtype).max
-    return (x.float() / scale[:, None, :, None]).clamp(-limit, limit).to(dtype), scale
+        head_max = x.float().abs().nan_to_num(nan=0.0).amax(dim=(1, 3))
+        scale = torch.where(head_max > 0, (head_max / torch.finfo(dtype).max).clamp(min=MIN_SCALE), 1.0)
+    dtype_max = torch.finfo(dtype).max
+    return (x.float() / scale[:, None, :, None]).clamp(-dtype_max, dtype_max).to(dtype), scale
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
-    """Returns the optional arguments of attention that the test case sets."""
+    """Returns the optional attention arguments that the test case sets."""
     case_options: dict[str, Any] = {}
     if case.get("window"):
         case_options["window"] = int(case["window"])
@@ -183,18 +183,18 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one dominant key at each tile edge, at both ends of the keys, on the causal diagonal
-    and at the window's start. Then NaN just past the last key. In fp8 also queries near zero, and heads with magnitudes
-    that differ by a factor of 1000."""
+    """Yields adversarial inputs with one dominant key: at each tile edge, at both ends of the keys, on the causal
+    diagonal, and at the window's start. Also yields NaN just past the last key. In fp8, also yields queries near zero,
+    and heads with magnitudes that differ by a factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     key_labels = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
     if case["causal"]:
-        edges = {middle: "diagonal", middle - window + 1: "window's end", middle - window: "before the window"}
-        edge_labels = edges.items() if window else [(middle, "diagonal")]
-        key_labels |= {j: f"{label} of query {T // 2}" for j, label in edge_labels if 0 <= j < S}
-    for j, label in sorted(key_labels.items()):
-        yield label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
+        window_edges = {middle: "diagonal", middle - window + 1: "window's end", middle - window: "before the window"}
+        edge_labels = window_edges.items() if window else [(middle, "diagonal")]
+        key_labels |= {j: f"{edge_label} of query {T // 2}" for j, edge_label in edge_labels if 0 <= j < S}
+    for j, edge_label in sorted(key_labels.items()):
+        yield edge_label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
     if S:
         inputs = _drawn(case, scheme, device, seed)
         listen(inputs["q"], inputs["k"])
@@ -206,8 +206,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
     base_inputs = _drawn(case, scheme, device, seed)
-    for label, inputs in (*low_precision(base_inputs, "q", "k", "v"), *other_scores(base_inputs, "q", "k")):
-        yield label, _quantised(inputs, scheme, case)
+    for edge_label, inputs in (*low_precision(base_inputs, "q", "k", "v"), *other_scores(base_inputs, "q", "k")):
+        yield edge_label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
         # Scores near zero and values of one sign leave only the rounding of the weights, so that a wrong factor shows.
         inputs = _drawn(case, scheme, device, seed)
@@ -224,8 +224,8 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than the neighbouring heads. The
-    small heads of one sequence are the large heads of the next sequence.
+    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbour heads. The small
+    heads of one sequence are the large heads of the next sequence.
 
     One dominant key decides the result of the large heads, but not of the small heads. So a wrong scale is detected."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
@@ -242,8 +242,8 @@ def _alternating(scale: torch.Tensor) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Only visible keys, and
-    queries that see a key, are read."""
+    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Keys that no query sees,
+    and queries that see no key, are not read."""
     (B, T, H, D), S = args.q.shape, args.k.shape[1]
     key_range = seen_keys(T, S, args.causal, args.window)
     counts = key_range.counts
@@ -267,7 +267,7 @@ CONTRACT = Contract(
         "q": Argument("B T H D", (*FLOATS, E4M3)),
         "k": Argument("B S H_kv D", "q"),
         "v": Argument("B S H_kv D", "q", layout="any"),
-        "sinks": SINKS,
+        "sinks": SINKS_ARGUMENT,
         "q_scale": Argument("B H", (torch.float32,), layout="any", optional=True),
         "k_scale": Argument("B H_kv", (torch.float32,), layout="any", optional=True),
         "v_scale": Argument("B H_kv", (torch.float32,), layout="any", optional=True),
@@ -336,9 +336,9 @@ SPEC = OpSpec(
             "equal": (True, False),
             "T": Sizes(1, 2_500, empty=True),
             "S": Sizes(1, 2_500, empty=True),
-            **HEADS,
+            **HEAD_AXES,
             "causal": (True, False),
-            **OPTIONS,
+            **OPTION_AXES,
             "v_columns": (False, True),
         },
         with_heads,

@@ -1,7 +1,7 @@
-"""Attention over sequences of different lengths, packed one after another without padding.
+"""Computes attention over sequences of different lengths, packed one after another without padding.
 
-Each sequence has the formula and the tolerance of `flash_attention`; `attention.py` has the options. The layout and the
-argument names are FlashAttention's (Dao, "FlashAttention-2", 2023).
+Each sequence has the formula and the tolerance of `flash_attention`. `attention.py` describes the options. The layout
+and the argument names are those of FlashAttention (Dao, "FlashAttention-2", 2023).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 
 from rooflab.reference.attention import (
-    HEADS,
-    OPTIONS,
-    SINKS,
+    HEAD_AXES,
+    OPTION_AXES,
+    SINKS_ARGUMENT,
     TILE_EDGES,
     Scores,
     attend,
@@ -55,14 +55,14 @@ def reference(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Returns softmax(q k^T * softmax_scale) @ v of each sequence in fp64.
+    """Returns `softmax(q k^T * softmax_scale) @ v` of each sequence in fp64.
 
     q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets from 0 to T and from 0 to S, in
     ascending order. Sequence b has the queries from cu_seqlens_q[b] up to cu_seqlens_q[b + 1]. cu_seqlens_k gives its
-    keys in the same way. A sequence may have no queries or no keys. max_seqlen_q, max_seqlen_k: at least the largest
-    length. Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises
-    `ValueError` if a row belongs to no sequence, because its result is undefined.
-    """
+    keys in the same way. A sequence may have no queries or no keys. max_seqlen_q and max_seqlen_k are at least the
+    largest number of queries and of keys. Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. The
+    options are those of `flash_attention`. Raises `ValueError` if a row belongs to no sequence, because its result is
+    undefined."""
     arguments = locals()
     check_lengths(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -82,20 +82,20 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless offsets ascend from 0 to T and to S, and no sequence exceeds its max_seqlen."""
-    for letter, end in (("q", dims["T"]), ("k", dims["S"])):
-        offsets, longest = arguments[f"cu_seqlens_{letter}"], arguments[f"max_seqlen_{letter}"]
-        check_offsets(f"cu_seqlens_{letter}", offsets, end)
+    """Raises `ValueError` unless offsets ascend from 0 to T or S, and no sequence is longer than its max_seqlen."""
+    for operand_name, end in (("q", dims["T"]), ("k", dims["S"])):
+        offsets, longest = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
+        check_offsets(f"cu_seqlens_{operand_name}", offsets, end)
         max_length = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
         if max_length > longest:
-            raise ValueError(f"max_seqlen_{letter}: expected at least {max_length}, the longest, got {longest}")
+            raise ValueError(f"max_seqlen_{operand_name}: expected at least {max_length}, the longest, got {longest}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields the range of queries and the range of keys of each sequence."""
+    """Yields two ranges per sequence: its rows of q, and its rows of k and v."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    ranges = [[slice(*ends) for ends in pairwise(offsets)] for offsets in bounds]
-    return zip(*ranges, strict=True)
+    row_ranges = [[slice(*end_rows) for end_rows in pairwise(offsets)] for offsets in bounds]
+    return zip(*row_ranges, strict=True)
 
 
 def _length(span: slice) -> int:
@@ -103,7 +103,7 @@ def _length(span: slice) -> int:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for a returned log-sum-exp."""
+    """Returns the tolerance as in `attention.py`, in fp64: (T, H, D), and (T, H) for a returned log-sum-exp."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
@@ -118,10 +118,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal random q, k and v of `B` sequences, and the options of the test case.
 
-    The lengths are log-normal, with a median of `T` / 2 queries. A sequence has `S` - `T` more keys than queries. The
-    first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or more
-    the last one has no queries. With `ragged` false each sequence has `T` queries and `S` keys. On the device `meta`
-    the offsets are real and on the CPU."""
+    The lengths are log-normal, with a median of `T / 2` queries. A sequence has `S - T` more keys than queries. The
+    first sequence has `T` queries and `S` keys. If B >= 3, the middle sequence has no keys. If B >= 4, the last
+    sequence has no queries. If `ragged` is false, each sequence has `T` queries and `S` keys. On the device `meta` the
+    offsets are ordinary CPU tensors."""
     B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
@@ -140,7 +140,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def _inputs(
     case: Case, queries: torch.Tensor, keys: torch.Tensor, scheme: Scheme, device: torch.device, seed: int
 ) -> Inputs:
-    """Makes the inputs of sequences with the given numbers of queries and keys."""
+    """Makes the inputs. `queries` and `keys` hold the number of queries and of keys of each sequence."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
     dtype, index_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
     total_q, total_k = int(queries.sum()), int(keys.sum())
@@ -158,8 +158,8 @@ def _inputs(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one dominant key at each tile edge and at both ends of every sequence. Then large keys
-    in every second sequence."""
+    """Yields adversarial inputs: one dominant key at each tile edge and at both ends of every sequence. Also yields
+    inputs with large keys in every second sequence."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -171,28 +171,28 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for parity in ("even", "odd"):
         # Large keys and values must not reach the other sequences. With NaN the large sequences could not be judged.
         inputs = make_inputs(case, scheme, device, seed)
-        for number, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
-            if number % 2 == (parity == "odd"):
+        for sequence_index, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
+            if sequence_index % 2 == (parity == "odd"):
                 inputs["k"][keys] = 8.0
                 inputs["v"][keys] = -100.0
         yield f"{parity} sequences of large keys and values", inputs
     inputs = make_inputs(case, scheme, device, seed)
     bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **bounds}
-    counts = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
-    uneven = _inputs(case, counts[0], counts[1], scheme, device, seed)
+    length_pairs = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
+    uneven = _inputs(case, length_pairs[0], length_pairs[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven
     yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
-    in_first = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(counts[1, 0])
-    tainted = {name: uneven[name].masked_fill(in_first, math.nan) for name in ("k", "v")}
-    yield "values: NaN in the keys of one sequence", {**uneven, **tainted}
+    first_mask = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(length_pairs[1, 0])
+    nan_inputs = {name: uneven[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
+    yield "values: NaN in the keys of one sequence", {**uneven, **nan_inputs}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Only visible keys, and
-    queries that see a key, are read."""
+    """Returns the cost: two dot products and one exponential per visible (query, key) pair. Keys that no query sees,
+    and queries that see no key, are not read."""
     T, H, D = args.q.shape
     pair_count, rows, keys_read = 0, 0, 0
     for queries, keys in _spans(args.cu_seqlens_q, args.cu_seqlens_k):
@@ -216,13 +216,13 @@ def _model(*heads: int, long: int = 8) -> tuple[Case, ...]:
     return tuple(_case(B, T, T, (heads[0], heads[1], heads[2]), True) for B, T in ((4, 512), (long, 2048)))
 
 
-OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
+OFFSETS_ARGUMENT = Argument("B+1", (torch.int32,), layout="contiguous")
 
 
 def _a_key_too_few(of: Arguments) -> Inputs:
     """Removes the last key of each sequence, to imitate a faulty kernel."""
-    last = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
-    mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
+    last_keys = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
+    mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last_keys.long(), False)
     return {"k": of.k[mask], "v": of.v[mask], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
 
 
@@ -231,9 +231,9 @@ CONTRACT = Contract(
         "q": Argument("T H D", FLOATS),
         "k": Argument("S H_kv D", "q"),
         "v": Argument("S H_kv D", "q"),
-        "cu_seqlens_q": OFFSETS,
-        "cu_seqlens_k": OFFSETS,
-        "sinks": SINKS,
+        "cu_seqlens_q": OFFSETS_ARGUMENT,
+        "cu_seqlens_k": OFFSETS_ARGUMENT,
+        "sinks": SINKS_ARGUMENT,
     },
     {"out": Result("T H D", "q"), "lse": Result("T H", torch.float32, when="return_lse", layout="any")},
     _rules,
@@ -281,10 +281,10 @@ SPEC = OpSpec(
             "equal": (True, False),
             "T": Sizes(1, 1_500, empty=True),
             "S": Sizes(1, 1_500, empty=True),
-            **HEADS,
+            **HEAD_AXES,
             "causal": (True, False),
             "ragged": (True, False),
-            **OPTIONS,
+            **OPTION_AXES,
         },
         with_heads,
     ),

@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: the residual add and the RMSNorm after it. A decoder layer computes both twice."""
+"""fused_add_rmsnorm: adds the residual and computes the RMSNorm of the sum. A decoder layer does this twice."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def fused_add_rmsnorm(
     round_first: bool = False,
     quantize: str | None = None,
 ) -> Outputs:
-    """Returns rmsnorm(s) * (weight + weight_offset) and s, with s = x + residual rounded to the dtype of x.
+    """Returns `rmsnorm(s) * (weight + weight_offset)` and s. s is x + residual, rounded to the dtype of x.
 
-    x, residual: (T, H); weight: (H,); returns two tensors (T, H), both in fp64. The norm takes the rounded sum s, as in
-    transformers; s is also the new residual. The options are the same as in `rmsnorm`. With `quantize` the third result
-    is the scales (T,)."""
+    x, residual: (T, H); weight: (H,); returns two tensors (T, H), both in fp64. The norm is computed from the rounded
+    sum s, as in transformers; s is also the new residual. The options are those of `rmsnorm`. With `quantize`, the
+    third result holds the scales (T,)."""
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
@@ -47,7 +47,7 @@ def fused_add_rmsnorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes a normal random `x`, a larger normal `residual` as in a model, and weights that are normal around 1."""
+    """Makes normal random tensors: `x`, a larger `residual` as in a model, and weights around 1."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     residual = randn(T, H, dtype=scheme.activation, device=device, seed=seed + 1, scale=3.0)
@@ -57,7 +57,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: two arrays are read and two are written; five FLOPs per element and one rsqrt per row."""
+    """Returns the cost: two arrays read, two arrays written, five FLOPs per element and one rsqrt per row."""
     T, H = args.x.shape
     written_bytes = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
     return Cost(nbytes(args.x, args.residual, args.weight), written_bytes, vector_flops=5.0 * T * H, sfu_ops=float(T))
@@ -66,16 +66,16 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns a tolerance of zero for the sum, and the tolerance of `rmsnorm` for the norm.
 
-    The rounded sum has one right value. A kernel may first round to a wider format with at least 2p + 2 bits; this does
-    not change the value. fp16 (p = 11) and bf16 (p = 8) need 24 bits, and fp32 (p = 24) has 53 bits in fp64. So the
-    norms of the kernel and of the reference have the same input."""
+    The rounded sum has exactly one right value. A kernel may first round to a wider format of at least 2p + 2 bits,
+    with p the bits of the dtype: this does not change the value. fp16 (p = 11) and bf16 (p = 8) need 24 bits. fp32 (p =
+    24) has 53 bits in fp64. So the norms of the kernel and of the reference have the same input."""
     out, new_residual, *scale = oracle
-    limit, *of_scale = rmsnorm.tolerance(inputs, (out, *scale), scheme)
-    return limit, exact(new_residual), *of_scale
+    norm_limit, *scale_limits = rmsnorm.tolerance(inputs, (out, *scale), scheme)
+    return norm_limit, exact(new_residual), *scale_limits
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one column of x or residual dominates the mean square; then a mean square near eps."""
+    """Yields adversarial inputs: one column of `x` or `residual` dominates the mean square; a mean square near eps."""
     H = int(case["H"])
     for column in planted_columns(H):
         for name in ("x", "residual"):
@@ -86,8 +86,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["x"] *= float(case["eps"]) ** 0.5
     inputs["residual"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
-    for label, size in magnitudes(scheme.activation, 4 * H):
-        yield label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
+    for size_label, size in magnitudes(scheme.activation, 4 * H):
+        yield size_label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
 
 
 def _sum_not_rounded(of: Arguments) -> Outputs:
@@ -116,7 +116,7 @@ SPEC = OpSpec(
     outputs=("out", "new_residual", "scale"),
     cases={
         "smoke": rmsnorm.cases(1e-5, (8, 64)),
-        "edge": rmsnorm.EDGES,
+        "edge": rmsnorm.EDGE_CASES,
         "smollm2_135m": rmsnorm.cases(1e-5, (1, 576), (16, 576), (512, 576)),
         "qwen3_0_6b": rmsnorm.cases(1e-6, (1, 1024), (16, 1024), (512, 1024)),
         "llama3_8b": rmsnorm.cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
@@ -131,6 +131,6 @@ SPEC = OpSpec(
     planted=planted,
     output_dtypes={"new_residual": "activation", "scale": torch.float32},
     schemes=rmsnorm.SCHEMES,
-    optional=rmsnorm.OPTIONAL,
-    domain=Domain(rmsnorm.VALUES, rmsnorm.drawn),
+    optional=rmsnorm.OPTION_DEFAULTS,
+    domain=Domain(rmsnorm.NORM_AXES, rmsnorm.drawn),
 )

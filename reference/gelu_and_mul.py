@@ -1,4 +1,4 @@
-"""gelu_and_mul: the gated activation of GeGLU, gelu(gate) * up, with the tanh form of gelu as in Gemma.
+"""gelu_and_mul: computes the gated activation of GeGLU, `gelu(gate) * up`, with the tanh form of gelu as in Gemma.
 
 Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Shazeer, "GLU Variants Improve Transformer", 2020.
 """
@@ -12,16 +12,26 @@ import torch
 
 from rooflab.reference import silu_and_mul
 from rooflab.reference.rows import quantized_rows
-from rooflab.reference.silu_and_mul import CONTRACT, DOMAIN, EDGES, SCHEMES, cases, halves, limits, make_inputs, planted
+from rooflab.reference.silu_and_mul import (
+    CONTRACT,
+    DOMAIN,
+    EDGE_CASES,
+    SCHEMES,
+    cases,
+    halves,
+    limits,
+    make_inputs,
+    planted,
+)
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Inputs, OpSpec, Outputs, Scheme
 from rooflab.roofline.model import Cost
 
 
 def gelu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
-    """Returns gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
+    """Returns `gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up` in fp64.
 
-    x: (T, 2 I), with the I columns of `gate` first; returns (T, I). If `quantize` is "int8" or "fp8_e4m3", returns
-    codes (T, I) and their scales (T,) (`reference/rows.py`)."""
+    x: (T, 2 I), the I columns of `gate` and then the I columns of `up`; returns (T, I). If `quantize` is "int8" or
+    "fp8_e4m3", returns codes (T, I) and their scales (T,) (`reference/rows.py`)."""
     gate, up = halves(x)
     # gelu(g) = g sigmoid(2 u) has the value of g / 2 (1 + tanh(u)) without its cancellation.
     return quantized_rows(gate * torch.sigmoid(2.0 * _argument(gate)) * up, quantize)
@@ -32,20 +42,20 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost. Each output needs two reads, one write, one exp, one reciprocal and eight FLOPs."""
-    like = silu_and_mul.cost(args)
-    return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
+    """Returns the cost. An output element needs two reads, one write, one exp, one reciprocal and eight FLOPs."""
+    silu = silu_and_mul.cost(args)
+    return Cost(silu.read_bytes, silu.write_bytes, vector_flops=2.0 * silu.vector_flops, sfu_ops=silu.sfu_ops)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `silu_and_mul`, with 2 u instead of the gate: gelu(gate) = gate * sigmoid(2 u).
+    """Returns the tolerance of `silu_and_mul` for a sigmoid of 2 u, because gelu(gate) = gate * sigmoid(2 u).
 
-    The error of 2 u is 4 u_32 (u_32: the unit roundoff of fp32). Library calls compute 1 + tanh(u). For a negative gate
-    this costs a roundoff of 1: 4 u_32 |gate up| are allowed."""
+    The relative error of 2 u is 4 u_32, with u_32 the unit roundoff of fp32. Library calls compute 1 + tanh(u). For a
+    negative gate, this sum has an error of one roundoff of 1. So 4 u_32 |gate up| is added."""
     gate, up = halves(inputs["x"])
     argument = (2.0 * _argument(gate)).abs()
-    relative = (8.0 + 4.0 * argument) * FP32_ROUNDOFF
-    return limits(inputs, oracle, scheme, relative, (4.0 * FP32_ROUNDOFF + 2.0**-126) * (gate * up).abs())
+    relative_error = (8.0 + 4.0 * argument) * FP32_ROUNDOFF
+    return limits(inputs, oracle, scheme, relative_error, (4.0 * FP32_ROUNDOFF + 2.0**-126) * (gate * up).abs())
 
 
 def _with(gelu: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arguments], Outputs]:
@@ -61,7 +71,7 @@ SPEC = OpSpec(
     outputs=("out", "scale"),
     cases={
         "smoke": cases((8, 64)),
-        "edge": EDGES,
+        "edge": EDGE_CASES,
         "smollm2_135m": cases((1, 1536), (512, 1536)),
         "qwen3_0_6b": cases((1, 3072), (512, 3072)),
         "llama3_8b": cases((1, 14336), (2048, 14336)),

@@ -1,6 +1,6 @@
-"""gemm: `C = A @ B + bias + residual`.
+"""gemm: computes `C = A @ B + bias + residual`.
 
-Case names give the storage of A and B as in BLAS. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
+A case name gives the storage of A and B as in BLAS. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
 weight. `TN`: A is a transposed view of a (K, M) matrix.
 """
 
@@ -56,7 +56,7 @@ def gemm(
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless `precision` is `ieee`, or is `tf32` and the operands are fp32."""
+    """Raises `ValueError` unless `precision` is `ieee`, or is `tf32` with fp32 operands."""
     a, precision = arguments["a"], arguments.get("precision", "ieee")
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
@@ -84,8 +84,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: 2 M N K tensor-core FLOPs, and an add per output for a bias and for a residual. Each tensor is
-    read or written once."""
+    """Returns the cost: 2 M N K tensor-core FLOPs. A bias and a residual each need one add per output element. Each
+    tensor is read or written once."""
     (M, K), N = args.a.shape, args.b.shape[1]
     addend_count = sum(addend is not None for addend in (args.bias, args.residual))
     return Cost(
@@ -97,32 +97,33 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal.
+    """Returns the tolerance c u_acc sqrt(K) (size + |bias| + |residual|) + u_out |ref| + half a subnormal.
 
-    u_acc = 2**-24 and u_out are the unit roundoffs of fp32 and of the output: every scheme here accumulates in fp32. K
-    rounding errors of random sign, each relative to a partial sum, add up as sqrt(K); c = 4 allows an unlucky walk. In
-    16 bits the size is the largest possible size, |A| |B|: tensor cores truncate, so all errors have the same sign. In
-    fp32, where TF32 must fail, the size is that of a random walk: |ref| + sqrt((A*A) (B*B)).
+    `size` bounds the partial sums, and c = 4. u_acc = 2**-24 and u_out are the unit roundoffs of fp32 and of the output
+    dtype: every dtype here is summed in fp32. K rounding errors of random sign, each relative to a partial sum, grow as
+    sqrt(K) (a random walk); c = 4 allows an unlucky walk. In 16 bits, `size` is the largest possible value, |A| |B|:
+    tensor cores truncate, so all errors have the same sign. In fp32, `size` is that of a random walk: |ref| +
+    sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses TF32.
 
-    In tf32 the rounding of the operands dominates. The relative error of one product a * b lies in [0, 2 u], u =
-    2**-10, with a mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight standard deviations.
-    Operands rounded to bf16 have a standard deviation of 2.4 u and fail."""
+    In tf32, the rounding of the operands dominates. The relative error of one product a * b lies in [0, 2 u], u =
+    2**-10, with a mean below u and a standard deviation of 0.3 u. So u |A B| and 2.5 u sqrt((A*A) (B*B)) are added: the
+    mean and eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
-    walk = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
-    magnitude = a.abs() @ b.abs() if walk is None else oracle[0].abs() + walk
+    walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
+    magnitude = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
     for addend in (inputs["bias"], inputs.get("residual")):
         if addend is not None:
             magnitude += addend.double().abs()
-    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
-    if scheme.name == "tf32" and walk is not None:
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    if scheme.name == "tf32" and walk_size is not None:
         product = gemm(inputs["a"], inputs["b"]).abs()
-        limit += TF32_ROUNDOFF * (TF32_FACTOR * walk + product)
+        error_limit += TF32_ROUNDOFF * (TF32_FACTOR * walk_size + product)
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k."""
+    """Yields adversarial inputs: one index k, at a tile edge in K, dominates the sum over all other k."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -141,22 +142,22 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case with equal sizes for the names in `equal`: a kernel may confuse operands of the same shape."""
-    together = equal if values["M"] else ""  # an empty weight cannot be packed
-    return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
+    """Makes a case with equal sizes of the dimensions in `equal`, where a kernel may confuse operands."""
+    equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
+    return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 
 
 def without_last_k(of: Arguments) -> Inputs:
-    """Leaves the last k out of every sum, to imitate a faulty kernel."""
+    """Imitates a faulty kernel: every sum over k lacks its last term."""
     a = of.a.clone()
     a[:, -1:] = 0.0
     return {"a": a}
 
 
 def in_ten_bits(of: Arguments) -> Inputs:
-    """Truncates fp32 operands to ten mantissa bits, as tf32 does."""
-    cut = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (of.a, of.b)]
-    return {"a": cut[0], "b": cut[1]}
+    """Truncates fp32 operands to ten mantissa bits, as TF32 does."""
+    truncated_operands = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (of.a, of.b)]
+    return {"a": truncated_operands[0], "b": truncated_operands[1]}
 
 
 CONTRACT = Contract(

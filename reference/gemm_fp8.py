@@ -1,9 +1,9 @@
-"""gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias`, with e4m3 operands and a bf16 result.
+"""gemm_fp8: computes `C = (a_scale * A) @ (b_scale * B) + bias`, with e4m3 operands and a bf16 result.
 
-A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). An operand has one
-scale in all, or one scale per block. Blocks are 1 x 128 values of A and 128 x 128 values of B (DeepSeek-V3, arXiv
-2412.19437, section 3.3.2). Blocks at the edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's
-fp8 wgmma multiplies only this layout. The scales of B are (K/128, N/128); DeepGEMM takes their transpose.
+A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). A matrix has one scale,
+or one scale per block. Blocks are 1 x 128 values of A and 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
+3.3.2). Blocks at the edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma
+multiplies only this layout. The scales of B are (K/128, N/128). DeepGEMM needs them transposed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import torch
 from rooflab.reference.contract import ANY_SHAPE, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm import without_last_k
-from rooflab.reference.rows import LEAST_SCALE
+from rooflab.reference.rows import MIN_SCALE
 from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
-GROUP = 128
+GROUP_SIZE = 128
 """The number of values along K, and along N of b, that share a block scale."""
 # A kernel that drops, repeats or misplaces one k fails at the edges of wgmma's 32 of K and of a scale's 128.
 PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
-PLANT = 16.0
+PLANTED_VALUE = 16.0
 ACCUMULATION_FACTOR = 4.0
-CUT = 2.0**-13
+TRUNCATION_ERROR = 2.0**-13
 """Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
-CUTS_PER_INSTRUCTION = 3.0
+TRUNCATIONS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
 PROMOTED_K = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises x to e4m3, with one scale for all of x, or with one scale per `group` of (rows, columns).
+    """Quantises x to e4m3, with one scale for all of x, or one scale for each group of `group` = (rows, columns).
 
     x: (R, C) of any float dtype. Returns e4m3 codes (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)),
     such that codes * scales is about x. The largest magnitude of each group becomes 448, the largest value of e4m3.
@@ -46,11 +46,11 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
     rows, columns = x.shape
     height, width = group or (max(rows, 1), max(columns, 1))
     blocks = (-(-rows // height), -(-columns // width)) if group else (1, 1)
-    padded = torch.nn.functional.pad(x.float(), (0, blocks[1] * width - columns, 0, blocks[0] * height - rows))
-    tiles = padded.view(blocks[0], height, blocks[1], width)
-    largest = tiles.abs().amax(dim=(1, 3), keepdim=True)
-    scale = torch.where(largest > 0, (largest / E4M3_MAX).clamp(min=LEAST_SCALE), 1.0)
-    values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded.shape)[:rows, :columns]
+    padded_x = torch.nn.functional.pad(x.float(), (0, blocks[1] * width - columns, 0, blocks[0] * height - rows))
+    tiles = padded_x.view(blocks[0], height, blocks[1], width)
+    group_max = tiles.abs().amax(dim=(1, 3), keepdim=True)
+    scale = torch.where(group_max > 0, (group_max / E4M3_MAX).clamp(min=MIN_SCALE), 1.0)
+    values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded_x.shape)[:rows, :columns]
     scales = scale.view(blocks)
     return values.to(E4M3).contiguous(), scales if group else scales.reshape(())
 
@@ -80,16 +80,16 @@ def gemm_fp8(
     `use_fast_accum` of `torch._scaled_mm`. The reference ignores `fast_accum`.
     """
     CONTRACT.check({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
-    product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
+    product = dequantize_fp8(a, a_scale, (1, GROUP_SIZE)) @ dequantize_fp8(b, b_scale, (GROUP_SIZE, GROUP_SIZE))
     return product if bias is None else product + bias.double()
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless both scales have one element, or both have the shapes of block scales."""
+    """Raises `ValueError` unless both scales have one element, or both have one element per block."""
     if arguments["a_scale"].ndim == 2:
-        groups = -(-dims["K"] // GROUP)
+        groups = -(-dims["K"] // GROUP_SIZE)
         check_shape("a_scale", arguments["a_scale"], dims["M"], groups)
-        check_shape("b_scale", arguments["b_scale"], groups, -(-dims["N"] // GROUP))
+        check_shape("b_scale", arguments["b_scale"], groups, -(-dims["N"] // GROUP_SIZE))
         return
     for name in ("a_scale", "b_scale"):
         if arguments[name].ndim > 1 or arguments[name].numel() != 1:
@@ -99,7 +99,7 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal operands and quantises them. `b` is first scaled by 1/sqrt(K), so that `a @ b` is of order one.
 
-    The operands are e4m3 in any scheme. Block scales of `a` are stored as (K/128, M), as cuBLAS and DeepGEMM need."""
+    The operands are always e4m3. Block scales of `a` are stored as (K/128, M), as cuBLAS and DeepGEMM need."""
     return _inputs(case, scheme, device, seed)
 
 
@@ -114,11 +114,11 @@ def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted
         x = randn(M, K, dtype=torch.float32, device=device, seed=seed)
         y = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         if planted_k is not None:
-            x[:, planted_k] *= PLANT
-            y[:, planted_k] *= PLANT
+            x[:, planted_k] *= PLANTED_VALUE
+            y[:, planted_k] *= PLANTED_VALUE
         block = scales == "block"
-        a, a_scale = quantize_fp8(x, (1, GROUP) if block else None)
-        weight, b_scale = quantize_fp8(y, (GROUP, GROUP) if block else None)
+        a, a_scale = quantize_fp8(x, (1, GROUP_SIZE) if block else None)
+        weight, b_scale = quantize_fp8(y, (GROUP_SIZE, GROUP_SIZE) if block else None)
     if scales == "block":
         a_scale = a_scale.mT.contiguous().mT
     inputs: Inputs = {"a": a, "b": weight.mT, "a_scale": a_scale, "b_scale": b_scale.mT if b_scale.ndim else b_scale}
@@ -129,17 +129,17 @@ def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted
 
 
 def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
-    groups = -(-K // GROUP)
-    shapes = ((M, K), (N, K), (M, groups) if block else (), (-(-N // GROUP), groups) if block else ())
+    groups = -(-K // GROUP_SIZE)
+    shapes = ((M, K), (N, K), (M, groups) if block else (), (-(-N // GROUP_SIZE), groups) if block else ())
     dtypes = (E4M3, E4M3, torch.float32, torch.float32)
     return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True))
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: 2 M N K tensor-core FLOPs in e4m3, and an add per output for a bias. Each tensor is read or
-    written once.
+    """Returns the cost: 2 M N K tensor-core FLOPs in e4m3. A bias needs one add per output element. Each tensor is read
+    or written once.
 
-    Multiplications by scales are not counted, because they need no separate pass over the outputs for any K."""
+    Multiplications by scales are not counted, because they need no separate pass over the outputs."""
     (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.a_scale, args.b_scale, args.bias),
@@ -155,30 +155,30 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
     Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is c u sqrt(K) (|A| |B| +
     |bias|), u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. An instruction
-    sums over 32 values of K. It truncates the accumulator before the sum and the result after the sum, each by up to
-    2**-13 and towards zero. Its truncations of the products have random signs and together cost about as much as one
-    more truncation. The total is 3 x 2**-13 of a partial sum of size |A B| + sqrt((A*A) (B*B)), as in a random walk.
-    After every four instructions the sum goes to fp32, hence 12 x 2**-13. With `fast_accum` the factor is 3 K / 32 x
-    2**-13. (For K = 128 a model of the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x
-    2**-13.)"""
-    a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
-    b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
+    sums over 32 values of K. It truncates the accumulator before the sum and the result after the sum. Each truncation
+    goes towards zero and costs up to 2**-13. The products are truncated too; these errors have random signs, and
+    together cost about as much as one more truncation. The total is 3 x 2**-13 of a partial sum of size |A B| +
+    sqrt((A*A) (B*B)), as in a random walk. After every four instructions the sum is added in fp32, hence 12 x 2**-13.
+    With `fast_accum`, the sum stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (For K = 128, a model of
+    the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x 2**-13.)"""
+    a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
+    b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]
     magnitude = a.abs() @ b.abs()
     product = oracle[0]
     if inputs["bias"] is not None:
         magnitude = magnitude + inputs["bias"].double().abs()
         product = product - inputs["bias"].double()
-    chain = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
-    cuts = CUTS_PER_INSTRUCTION * -(-chain // INSTRUCTION_K) * CUT
-    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
-    limit = limit + cuts * (product.abs() + (a.square() @ b.square()).sqrt())
+    chain_length = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
+    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chain_length // INSTRUCTION_K) * TRUNCATION_ERROR
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
+    error_limit = error_limit + chain_error * (product.abs() + (a.square() @ b.square()).sqrt())
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at tile edges in K, one index k dominates the sum, set before the quantisation."""
+    """Yields adversarial inputs: one dominant k at each tile edge in K. Its values are set before quantisation."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         yield f"k={k}", _inputs(case, scheme, device, seed, planted_k=k)
@@ -188,10 +188,10 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, scales: str = "bl
     return tuple(Case(M=M, N=N, K=K, scales=scales, bias=False, **more) for M in M_values for N, K in pairs)
 
 
-SMOLLM2_135M = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+SMOLLM2_135M_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
-LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+LLAMA3_8B_SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+DEEPSEEK_V3_SHAPES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 """The sizes (N, K) of the dense products of DeepSeek-V3 for which DeepGEMM publishes figures."""
 
 CONTRACT = Contract(
@@ -232,16 +232,16 @@ SPEC = OpSpec(
             Case(M=257, N=136, K=272, scales="tensor", bias=True),
         ),
         # One layer: q|k|v in one product, o, gate|up in one product, down.
-        "smollm2_135m": _cases(SMOLLM2_135M, 16),
+        "smollm2_135m": _cases(SMOLLM2_135M_SHAPES, 16),
         "qwen3_0_6b": _cases(QWEN3_0_6B, 16, 512),
         "llama3_8b": (
-            *_cases(LLAMA3_8B, 1, 16, 2048),
-            *_cases(LLAMA3_8B, 2048, scales="tensor"),
+            *_cases(LLAMA3_8B_SHAPES, 1, 16, 2048),
+            *_cases(LLAMA3_8B_SHAPES, 2048, scales="tensor"),
             *_cases(((28672, 4096),), 2048, scales="tensor", fast_accum=True),
         ),
-        "deepseek_v3": _cases(DEEPSEEK_V3, 64, 128, 4096),
+        "deepseek_v3": _cases(DEEPSEEK_V3_SHAPES, 64, 128, 4096),
         # The short accumulator loses most at the largest K.
-        "fast_accum": _cases((*LLAMA3_8B, (4096, 16384)), 2048, scales="tensor", fast_accum=True),
+        "fast_accum": _cases((*LLAMA3_8B_SHAPES, (4096, 16384)), 2048, scales="tensor", fast_accum=True),
     },
     wrong={
         "the last k is left out": without_last_k,

@@ -1,7 +1,7 @@
-"""gemm_grouped: multiplies the rows of A that belong to an expert by the matrix of this expert (mixture of experts).
+"""gemm_grouped: multiplies the rows of A that belong to an expert by this expert's matrix (mixture of experts).
 
 Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
-`offsets` holds the first row of each expert, as `cu_seqlens` does for sequences. An expert may have no rows.
+`offsets` holds the index of each expert's first row, as `cu_seqlens` does for sequences. An expert may have no rows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
-PLANT = 16.0
+PLANTED_VALUE = 16.0
 ACCUMULATION_FACTOR = 4.0
 
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each expert that has rows, and the range of its rows."""
+    """Yields each expert that has rows, with the range of its rows."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:
@@ -67,8 +67,8 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
     """Draws a random assignment of T rows to E experts, and returns the offsets (E + 1,) int32 on the CPU.
 
     Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew. Skew 0
-    is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. The order of
-    popularity is random too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
+    is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. Which experts are
+    popular is random too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
@@ -107,43 +107,42 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `gemm` for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half
-    a subnormal.
+    """Returns the tolerance of `gemm` for each expert: c u_acc sqrt(K) size + u_out |ref| + half a subnormal.
 
-    The size of the partial sums is |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32."""
+    `size` bounds the partial sums: |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32. `gemm` explains c and u.
+    """
     a, b = inputs["a"], inputs["b"]
     partial_sums = torch.zeros_like(oracle[0])
     for expert, rows in _groups(inputs["offsets"]):
-        left, right = a[rows].double(), b[expert].double()
+        expert_a, expert_b = a[rows].double(), b[expert].double()
         if scheme.activation == torch.float32:
-            partial_sums[rows] = oracle[0][rows].abs() + (left.square() @ right.square()).sqrt()
+            partial_sums[rows] = oracle[0][rows].abs() + (expert_a.square() @ expert_b.square()).sqrt()
         else:
-            partial_sums[rows] = left.abs() @ right.abs()
-    summed = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * partial_sums
+            partial_sums[rows] = expert_a.abs() @ expert_b.abs()
+    sum_error = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * partial_sums
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (summed + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    return (sum_error + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k. Then the first
-    and the last row of every expert are very large. This reveals a row that goes to the wrong expert or is stored
-    twice."""
+    """Yields adversarial inputs: one index k, at a tile edge in K, dominates the sum over all other k. Also yields very
+    large first and last rows of every expert. They reveal a row that goes to the wrong expert or is stored twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["a"][:, k] *= PLANT
-        inputs["b"][:, k] *= PLANT
+        inputs["a"][:, k] *= PLANTED_VALUE
+        inputs["b"][:, k] *= PLANTED_VALUE
         yield f"k={k}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     for _, rows in _groups(inputs["offsets"]):
-        inputs["a"][[rows.start, rows.stop - 1]] *= PLANT
+        inputs["a"][[rows.start, rows.stop - 1]] *= PLANTED_VALUE
     yield "edges of groups", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    counts = torch.zeros(int(case["E"]), dtype=torch.int64)
-    counts[-1:], counts[len(counts) // 2] = min(int(case["T"]), 1), 0
-    counts[len(counts) // 2] += int(case["T"]) - int(counts.sum())
-    uneven = {"b": inputs["b"].nan_to_num(0.5), "offsets": offsets_of(counts).to(inputs["offsets"])}
-    yield "uneven rows: one expert has all but one", {**inputs, **uneven}
+    row_counts = torch.zeros(int(case["E"]), dtype=torch.int64)
+    row_counts[-1:], row_counts[len(row_counts) // 2] = min(int(case["T"]), 1), 0
+    row_counts[len(row_counts) // 2] += int(case["T"]) - int(row_counts.sum())
+    uneven_inputs = {"b": inputs["b"].nan_to_num(0.5), "offsets": offsets_of(row_counts).to(inputs["offsets"])}
+    yield "uneven rows: one expert has all but one", {**inputs, **uneven_inputs}
     yield "groups in the other order", {**inputs, "b": inputs["b"].mT.flip(0).mT, "offsets": turned(inputs["offsets"])}
 
 
@@ -152,17 +151,17 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """Makes a test case with these values. Returns None if the random routing would take a second."""
+    """Makes a test case from drawn values. Returns None if the random routing would take a second."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 
-MIXTRAL = ((28672, 4096), (4096, 14336))
-QWEN3_30B = ((1536, 2048), (2048, 768))
+MIXTRAL_SHAPES = ((28672, 4096), (4096, 14336))
+QWEN3_DIMS = ((1536, 2048), (2048, 768))
 """The sizes (N, K) of Qwen3-30B's products: gate|up in one product, and down."""
 
 
 def _first_rows_before(of: Arguments) -> Inputs:
-    """Moves the first row of each expert to the previous expert, to imitate a faulty kernel."""
+    """Imitates a faulty kernel: the first row of each expert goes to the previous expert."""
     new_offsets = of.offsets.clone()
     new_offsets[1:-1] = (new_offsets[1:-1] + 1).clamp(max=len(of.a))
     return {"offsets": new_offsets, "b": of.b.nan_to_num(1.0)}
@@ -197,8 +196,8 @@ SPEC = OpSpec(
             Case(T=129, top_k=1, E=4, N=24, K=200, skew=100.0),
             Case(T=64, top_k=4, E=40, N=40, K=8, skew=0.5),
         ),
-        "mixtral_8x7b": (*_cases(8, 2, MIXTRAL, 1, 16, 64, 2048), *_cases(8, 2, MIXTRAL, 2048, skew=1.0)),
-        "qwen3_30b_a3b": (*_cases(128, 8, QWEN3_30B, 1, 16, 64, 2048), *_cases(128, 8, QWEN3_30B, 2048, skew=1.0)),
+        "mixtral_8x7b": (*_cases(8, 2, MIXTRAL_SHAPES, 1, 16, 64, 2048), *_cases(8, 2, MIXTRAL_SHAPES, 2048, skew=1.0)),
+        "qwen3_30b_a3b": (*_cases(128, 8, QWEN3_DIMS, 1, 16, 64, 2048), *_cases(128, 8, QWEN3_DIMS, 2048, skew=1.0)),
         # One group is a plain product: beside `gemm` it shows the price of looking for the expert.
         "smollm2_135m": _cases(1, 1, ((3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(1, 1, ((6144, 1024), (1024, 3072)), 1, 16, 512),

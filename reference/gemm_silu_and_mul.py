@@ -1,7 +1,7 @@
-"""gemm_silu_and_mul: `silu(A @ gate) * (A @ up)`, the gated matrix product of a feed-forward layer.
+"""gemm_silu_and_mul: computes `silu(A @ gate) * (A @ up)`, the gated matrix product of a feed-forward layer.
 
-Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), the I columns of `gate` first, as in `silu_and_mul`.
-Case names give the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
+Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), the I columns of `gate` first, as in `silu_and_mul`. A
+case name gives the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
-PLANT = 8.0
+PLANTED_VALUE = 8.0
 """The standard deviation of what one dominant k adds to `gate` and `up`; all other k together have SPREAD."""
 PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
 """Gates at the limits of the arithmetic: exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
-SPREAD = 2.0
+STANDARD_DEVIATION = 2.0
 """The standard deviation of `gate` and `up`, so that inputs lie on both sides of silu's bend."""
 ACCUMULATION_FACTOR = 4.0
 SILU_SLOPE = 1.1
@@ -60,13 +60,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         raise ValueError(f"layout: expected NN or NT, got {layout!r}")
     a = randn(M, K, dtype=scheme.activation, device=device, seed=seed)
     shape = (2 * I, K) if layout == "NT" else (K, 2 * I)
-    b = randn(*shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=SPREAD * max(K, 1) ** -0.5)
+    b = randn(*shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=STANDARD_DEVIATION * max(K, 1) ** -0.5)
     return {"a": a, "b": b.mT if layout == "NT" else b}
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: 4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal. Each tensor is read
-    or written once."""
+    """Returns the cost: 4 M I K tensor-core FLOPs. An output element needs four FLOPs, an exp and a reciprocal. Each
+    tensor is read or written once."""
     (M, K), width = args.a.shape, args.b.shape[1]
     outputs = M * (width // 2)
     return Cost(
@@ -79,44 +79,43 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of `a @ b` as in `gemm`, carried through the activation, plus the activation's
-    error.
+    """Returns the tolerance: the error of `a @ b` as in `gemm`, multiplied by the slope of the activation, plus the
+    activation's error.
 
-    `gate` and `up` have the errors e_gate and e_up: c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a
-    subnormal, with x the value of `gate` or `up`. This is the error of the sum as in `gemm`, and of one rounding to the
-    dtype: library calls round `a @ b`. |silu'| is at most 1.1. So the error of silu(gate) up is 1.1 e_gate (|up| +
-    e_up) + |silu(gate)| e_up. The activation adds the tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out
-    |ref| + 2**-126 |gate up| + subnormals of the output.
-    """
+    The values x of `gate` and `up` have the errors e_gate and e_up, as in `gemm`: c u_acc sqrt(K) size + u_out |x| +
+    half a subnormal. This includes one rounding to the dtype, because library calls round `a @ b`. |silu'| is at most
+    1.1. So the error of silu(gate) * up is 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds the
+    tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the
+    output."""
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
     gate_error, up_error = error[:, : gate.shape[1]], error[:, gate.shape[1] :]
     silu = gate / (1.0 + torch.exp(-gate))
-    through = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
-    relative = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
+    propagated_error = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
+    relative_error = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    activation_error = relative * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
-    return (through + activation_error,)
+    activation_error = relative_error * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
+    return (propagated_error + activation_error,)
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Returns the tolerance of `gemm` for `product` = a @ b. In fp32, partial sums have the size of a random walk."""
+    """Returns the tolerance of `gemm` for `product = a @ b`. In fp32, partial sums have the size of a random walk."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:
         partial_sums = a.abs() @ b.abs()
-    factor: float = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5
+    error_factor: float = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return factor * partial_sums + scheme.unit_roundoff * product.abs() + subnormal
+    return error_factor * partial_sums + scheme.unit_roundoff * product.abs() + subnormal
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at each tile edge in K, one index k dominates the sum over all other k. Then the gates
-    of the first and the last column are so large that a simple exp(-gate) overflows."""
+    """Yields adversarial inputs: one index k, at a tile edge in K, dominates the sum over all other k. Also yields
+    gates in the first and last column that are so large that a simple exp(-gate) overflows."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["b"][k] *= PLANT / SPREAD * K**0.5
+        inputs["b"][k] *= PLANTED_VALUE / STANDARD_DEVIATION * K**0.5
         yield f"k={k}", inputs
     for gate in PLANTED_GATES if K else ():
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,10 +1,10 @@
-"""gemm_w4a16: `C = A @ W + bias` with W = ((code - zero) * scale)^T, bf16 activations and 4-bit weights.
+"""gemm_w4a16: computes `C = A @ W + bias` with W = ((code - zero) * scale)^T, bf16 activations and 4-bit weights.
 
 `quantized_checkpoints.py` converts checkpoints to this form of a linear layer's (N, K) weight. A byte holds two codes
 along K, the even k in the low half. Each `group` of values along K has a scale and, if `zero` is given, an integer zero
 point. Without zero points a code of 8 means zero. The group size is 32, 64 or 128, K is even, and the last group may be
 shorter. The scales here are bf16. Scales are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`). Most checkpoints have fp16 scales; each kernel says whether it takes fp16 scales.
+accuracy (`quantization.py`). Most checkpoints have fp16 scales; each kernel states whether it accepts them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from rooflab.reference.rows import of_size
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-GROUPS = (32, 64, 128)
+GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP = 128
 # The edges of groups, of vectors of 32 codes and of tiles; k = 1 is the high half of the first byte.
 PLANTED_K = (0, 1, 7, 31, 32, 63, 64, 127, 128, 255, 256)
-PLANT = 32.0
+PLANTED_VALUE = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """Returns the group size for which K values have `groups` groups: 128, 64 or 32, the largest that fits.
+    """Returns the largest group size (128, 64 or 32) with which K values form `groups` groups.
 
     If one group holds all of K, all sizes of at least K have the same effect. Raises `ValueError` if no size fits."""
-    for group in reversed(GROUPS):
+    for group in reversed(GROUP_SIZES):
         if -(-K // group) == groups:
             return group
     raise ValueError(f"scale: expected a scale for each 32, 64 or 128 of K={K}, got {groups} groups")
 
 
 def rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if K is odd, or if the shape of `scale` fits no group size."""
+    """Raises `ValueError` if K is odd, or if no group size gives the shape of `scale`."""
     if dims["K"] % 2:
         raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
     group_size(dims["K"], dims["G"])
@@ -56,7 +56,7 @@ def gemm_w4a16(
     """Returns `a @ W + bias` in fp64.
 
     a: (M, K) bf16; b: (N, K/2) uint8, the packed codes; scale: (N, ceil(K / group)); zero: uint8 of the same shape as
-    `scale`, or None for 8 everywhere; bias: (N,) bf16; returns (M, N).
+    `scale`; None means that every zero point is 8. bias: (N,) bf16; returns (M, N).
     """
     CONTRACT.check({"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias})
     group = group_size(a.shape[1], scale.shape[1])
@@ -65,11 +65,11 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands and quantises the weight, which is scaled by 1/sqrt(K), so that `a @ W` is of order one.
+    """Makes normal operands and quantises the weight, scaled by 1/sqrt(K) so that `a @ W` is of order one.
 
-    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal the use of a wrong group's scale.
-    With zero points the mean of a group is up to one standard deviation away from 0. In any scheme the activation is
-    bf16 and the weight has 4 bits. The group size is 128 if the scheme has none."""
+    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal a wrong group's scale. With zero
+    points, a group's mean is up to one standard deviation from 0. The activation is always bf16, and the weight has 4
+    bits in groups of 128, unless the scheme has another group size."""
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
@@ -83,22 +83,22 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         zero = torch.empty((N, groups), dtype=torch.uint8, device="meta") if case["zeros"] else None
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
-        shifts, sizes = (
+        group_means, group_exponents = (
             spread(randn(N, groups, dtype=torch.float32, device=device, seed=noise_seed).clamp(-1, 1), group, K)
             for noise_seed in (seed + 4, seed + 3)
         )
         if case["zeros"]:
-            weight += shifts * max(K, 1) ** -0.5
-        weight *= sizes.exp2()
+            weight += group_means * max(K, 1) ** -0.5
+        weight *= group_exponents.exp2()
         b, scale, zero = quantize_int4(weight, group, zeros=bool(case["zeros"]))
     return {"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias}
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: 2 M N K tensor-core FLOPs in bf16, and an add per output for the bias. Each tensor is read or
-    written once.
+    """Returns the cost: 2 M N K tensor-core FLOPs in bf16. A bias needs one add per output element. Each tensor is read
+    or written once.
 
-    Multiplications by scales are not counted, because weights can be scaled when they are loaded."""
+    Multiplications by scales are not counted, because a kernel can scale the weights when it loads them."""
     (M, K), N = args.a.shape, args.b.shape[0]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.scale, args.zero, args.bias),
@@ -109,23 +109,23 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `gemm_w8a16`: fp32 sums, a rounding of each dequantised weight to bf16 and of the
-    output.
+    """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding of each dequantised weight and of
+    the output to bf16.
 
-    `code - zero` is an integer of five bits and a sign, which bf16 represents exactly. So a kernel rounds no weight if
-    it multiplies by this integer and then scales the fp32 sum of each group."""
+    `code - zero` is an integer of five bits and a sign, which bf16 represents exactly. So a kernel need not round a
+    weight: it can multiply by this integer and then scale the fp32 sum of each group."""
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
     return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at tile edges in K, one k dominates the sum, with the largest and smallest codes."""
+    """Yields adversarial inputs: one k at a tile edge in K dominates the sum, with the largest and smallest codes."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
-    last = (K - 1) // group * group
-    for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):
+    last_group_start = (K - 1) // group * group
+    for k in sorted({k for k in (*PLANTED_K, last_group_start - 1, last_group_start, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["a"][:, k] = PLANT
+        inputs["a"][:, k] = PLANTED_VALUE
         high = k % 2 * 4
         column = inputs["b"][:, k // 2]
         column &= 0xF0 >> high  # the other half of the byte
@@ -140,7 +140,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, zeros: bool = Fal
     return tuple(Case(M=M, N=N, K=K, zeros=zeros, bias=False) for M in M_values for N, K in pairs)
 
 
-LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+LLAMA3_8B_SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 
 CONTRACT = Contract(
     {
@@ -177,7 +177,7 @@ SPEC = OpSpec(
         # One layer: q|k|v in one product, o, gate|up in one product, down; then squares of published sizes.
         "smollm2_135m": _cases(((960, 576), (576, 576), (3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
-        "llama3_8b": (*_cases(LLAMA3_8B, 1, 4, 16, 64), *_cases(LLAMA3_8B, 1, zeros=True)),
+        "llama3_8b": (*_cases(LLAMA3_8B_SHAPES, 1, 4, 16, 64), *_cases(LLAMA3_8B_SHAPES, 1, zeros=True)),
         "square": _cases(((8192, 8192), (16384, 16384)), 1, 2, 4, 8, 16, 32, 64),
     },
     wrong={

@@ -1,8 +1,8 @@
-"""gemm_w8a16: `C = A @ (scale * B) + bias`, with bf16 activations and an int8 weight that has one scale per column.
+"""gemm_w8a16: computes `C = A @ (scale * B) + bias`, with bf16 activations and int8 weights, one scale per column.
 
 B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales are bf16 like the activation,
-because torch's own call needs this. Scales are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`). Each kernel states whether it takes scales of another dtype.
+because torch's own operator needs this. Scales are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`). Each kernel states whether it accepts scales of another dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of vectors of 16 codes, of tiles, or of K.
 PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
-PLANT = 16.0
+PLANTED_VALUE = 16.0
 ACCUMULATION_FACTOR = 4.0
 ROUNDED_WEIGHT_FACTOR = 3.5
 """The constant c for rounded weights: eight standard deviations of the walk, or the error of one dominant weight."""
@@ -37,8 +37,8 @@ def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torc
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal operands and quantises the weight W. W is scaled by 1/sqrt(K), so that `a @ W` is of order one.
 
-    Output channels of W differ in magnitude by up to a factor of 4. In any scheme the activation is bf16 and W is int8.
-    """
+    Output channels of W differ in magnitude by up to a factor of 4. The activation is always bf16, and W is always
+    int8."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
     bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
@@ -53,8 +53,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: 2 M N K tensor-core FLOPs in bf16; per output a multiplication by the scale and an add of the
-    bias. Each tensor is read or written once."""
+    """Returns the cost: 2 M N K tensor-core FLOPs in bf16. An output element needs a multiplication by the scale and an
+    add of the bias. Each tensor is read or written once."""
     (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.scale, args.bias),
@@ -69,10 +69,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     output.
 
     Quantisation adds no error, because the kernel gets the codes. W is scale * b. The error of fp32 sums is that of
-    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This holds for a kernel that multiplies the
+    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This covers a kernel that multiplies the
     codes, which bf16 represents exactly, and then scales the sum. A kernel that first rounds W to bf16 has an error of
     up to v = 2**-8 of each weight. Its root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands,
-    or their logarithms, uniform between 1 and 2). With random signs these errors add up as a random walk, and 3.5 v
+    or their logarithms, uniform between 1 and 2). With random signs, these errors add up as a random walk, and 3.5 v
     sqrt((A*A) (W*W)) is eight standard deviations of their sum. The tolerance also covers one dominant k with an error
     of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
@@ -83,24 +83,24 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the error that `tolerance` allows for `a @ weight`, with a dequantised weight (K, N), all in fp64."""
+    """Returns the allowed error of `a @ weight`, where `weight` (K, N) is dequantised. All tensors are fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
-    limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
-    rounded = torch.finfo(torch.bfloat16).eps / 2
-    limit = limit + ROUNDED_WEIGHT_FACTOR * rounded * (a.square() @ weight.square()).sqrt()
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+    bf16_roundoff = torch.finfo(torch.bfloat16).eps / 2
+    error_limit = error_limit + ROUNDED_WEIGHT_FACTOR * bf16_roundoff * (a.square() @ weight.square()).sqrt()
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    total: torch.Tensor = limit + scheme.unit_roundoff * product.abs() + subnormal
+    total: torch.Tensor = error_limit + scheme.unit_roundoff * product.abs() + subnormal
     return total
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at tile edges in K, one k dominates the sum, with the largest codes of both signs."""
+    """Yields adversarial inputs: one k at a tile edge in K dominates the sum, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["a"][:, k] = PLANT
+        inputs["a"][:, k] = PLANTED_VALUE
         inputs["b"][k, ::2] = INT8_MAX
         inputs["b"][k, 1::2] = -INT8_MAX - 1
         yield f"k={k}", inputs

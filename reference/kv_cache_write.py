@@ -38,15 +38,15 @@ def kv_cache_write(
 
 
 def slots_exist(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless each token has an existing slot that no other token has, or -1 for no slot."""
+    """Raises `ValueError` if a slot does not exist, or if two tokens have the same slot. -1 means no slot."""
     check_slots(arguments["slot_mapping"], dims["num_blocks"] * dims["block_size"])
 
 
-NEW, CACHE = Argument("T H_kv D", "k"), Argument("num_blocks block_size H_kv D", "k", "contiguous")
+NEW_ARGUMENT, CACHE = Argument("T H_kv D", "k"), Argument("num_blocks block_size H_kv D", "k", "contiguous")
 CONTRACT = Contract(
     {
         "k": Argument("T H_kv D", FLOATS),
-        "v": NEW,
+        "v": NEW_ARGUMENT,
         "k_cache": CACHE,
         "v_cache": CACHE,
         "slot_mapping": Argument("T", (torch.int64,)),
@@ -57,16 +57,16 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes random k and v, caches of other random values, and distinct random slots. `skipped` tokens have slot -1.
+    """Makes random k and v, caches with other random values, and distinct random slots. `skipped` tokens have slot -1.
 
-    On `meta` the slots are real and on the CPU. Raises `ValueError` if the cache has too few slots."""
+    On the device `meta`, the slots are an ordinary CPU tensor. Raises `ValueError` if the cache has too few slots."""
     T, H_kv, D = int(case["T"]), int(case["H_kv"]), int(case["D"])
-    num_blocks, block_size, skipped = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
-    if T > num_blocks * block_size or skipped > T:
+    num_blocks, block_size, skipped_tokens = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
+    if T > num_blocks * block_size or skipped_tokens > T:
         raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
     slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
     # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
-    slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
+    slots[torch.arange(skipped_tokens) * max(T // max(skipped_tokens, 1), 1)] = -1
     cache = (num_blocks, block_size, H_kv, D)
     k = randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 1)
     return {
@@ -79,10 +79,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: rows of tokens with a slot are read and written. For slot -1 only the slot number is read."""
-    writes = int((args.slot_mapping >= 0).sum())
+    """Returns the cost: the key and value of each token with a slot are read and written. Slots are always read."""
+    write_count = int((args.slot_mapping >= 0).sum())
     row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
-    return Cost(read_bytes=nbytes(args.slot_mapping) + writes * row_bytes, write_bytes=writes * row_bytes)
+    return Cost(read_bytes=nbytes(args.slot_mapping) + write_count * row_bytes, write_bytes=write_count * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -92,10 +92,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: the first and the last token go to the first and the last slot of the first and the
-    last page. Then all tokens have the slot -1."""
+    last page. Also yields tokens that all have the slot -1."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
-    last_block = (num_blocks - 1) * block_size
-    for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):
+    last_block_slot = (num_blocks - 1) * block_size
+    for slot in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):
         for token in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
             slots = inputs["slot_mapping"]

@@ -1,4 +1,4 @@
-"""layernorm: (x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
+"""layernorm: computes (x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016.
 """
@@ -26,8 +26,8 @@ def layernorm(
         check_shape("bias", bias, x.shape[-1])
     x64 = x.double()
     centred = x64 - x64.mean(dim=-1, keepdim=True)
-    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
-    return scaled if bias is None else scaled + bias.double()
+    weighted_x = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+    return weighted_x if bias is None else weighted_x + bias.double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -40,31 +40,31 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: operands are read and the result is written once; eight FLOPs per element, a rsqrt per row."""
+    """Returns the cost: one read per operand, one write, eight FLOPs per element, and one rsqrt per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
+    """Returns ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
 
-    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; the variance changes by
-    shift^2. A kernel that computes mean(x^2) - mean^2 has an error of mean^2 u_32 instead, and fails if the mean is
-    large."""
+    c = 4; u_32 and u_out are the unit roundoffs of fp32 and of the output. shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32
+    is the error of the mean and of x - mean. It changes the variance by shift^2. A kernel that computes mean(x^2) -
+    mean^2 has an error of mean^2 u_32 instead, and fails if the mean is large."""
     x, weight = inputs["x"].double(), inputs["weight"].double()
-    root, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
+    sqrt_H, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
     variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
     std = (variance + inputs["eps"]).sqrt()
-    shift = (ACCUMULATION_FACTOR * root * x.abs().mean(-1, keepdim=True) + 2.0 * x.abs()) * FP32_ROUNDOFF
-    scaled = (oracle[0] - bias).abs()
-    relative = (ACCUMULATION_FACTOR / 2 * root + 8.0) * FP32_ROUNDOFF + 2.0 * u + (shift / std).square()
+    shift = (ACCUMULATION_FACTOR * sqrt_H * x.abs().mean(-1, keepdim=True) + 2.0 * x.abs()) * FP32_ROUNDOFF
+    scaled_ref = (oracle[0] - bias).abs()
+    relative_error = (ACCUMULATION_FACTOR / 2 * sqrt_H + 8.0) * FP32_ROUNDOFF + 2.0 * u + (shift / std).square()
     subnormal = torch.finfo(scheme.output).smallest_normal * u
-    return (relative * scaled + u * oracle[0].abs() + weight.abs() * (shift / std + subnormal) + subnormal,)
+    return (relative_error * scaled_ref + u * oracle[0].abs() + weight.abs() * (shift / std + subnormal) + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at tile edges in H, one column has most of the variance. Then a very large mean."""
+    """Yields adversarial inputs: one column, at a tile edge in H, has most of the variance; then a very large mean."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -74,8 +74,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["x"] += 1000.0
     yield "mean of 1000", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    for label, size in magnitudes(scheme.activation, H):
-        yield label, {**inputs, "x": of_size(inputs["x"], size)}
+    for size_label, size in magnitudes(scheme.activation, H):
+        yield size_label, {**inputs, "x": of_size(inputs["x"], size)}
 
 
 def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
@@ -83,11 +83,11 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
 
 
 def _of_squares(of: Arguments) -> torch.Tensor:
-    """Computes the variance in fp32 as mean(x^2) - mean(x)^2, to imitate a faulty kernel."""
+    """Imitates a faulty kernel: the variance is computed in fp32 as mean(x^2) - mean(x)^2."""
     x = of.x.float()
     variance = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
-    scaled: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight
-    return scaled if of.bias is None else scaled + of.bias
+    weighted_x: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight
+    return weighted_x if of.bias is None else weighted_x + of.bias
 
 
 CONTRACT = Contract(

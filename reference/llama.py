@@ -1,9 +1,9 @@
 """Computes a whole model of the Llama family, from prompt to token, in plain torch and fp32 without a KV cache.
 
-This short file computes the same function as the engine; the engine's tests compare both results. After Touvron et al.,
-"LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query
-attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020). Adds Mistral's window, Qwen's biases and head norms, and
-Gemma's 1 + weight and GeGLU. T: tokens, H: hidden size, D: head size.
+The engine's tests compare the engine with this short file. The model is LLaMA (Touvron et al., 2023): RMSNorm (Zhang
+and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query attention (Ainslie et al., 2023) and
+SwiGLU (Shazeer, 2020). Mistral's window, Qwen's biases and head norms, and Gemma's `1 + weight` norm and GeGLU are
+options. T: tokens, H: hidden size, D: head size.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def norm(arch: Architecture, x: Tensor, weight: Tensor) -> Tensor:
 def mlp(arch: Architecture, layer: Tensors, x: Tensor) -> Tensor:
     """Computes the gated MLP of one layer: (T, H) to (T, H)."""
     gate, up = linear(x, layer["mlp.gate_proj.weight"]), linear(x, layer["mlp.up_proj.weight"])
-    active = silu(gate) if arch.activation == "silu" else gelu(gate, approximate="tanh")
-    return linear(active * up, layer["mlp.down_proj.weight"])
+    activated_gate = silu(gate) if arch.activation == "silu" else gelu(gate, approximate="tanh")
+    return linear(activated_gate * up, layer["mlp.down_proj.weight"])
 
 
 def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Computes the attention of one layer: (T, H) to (T, H). A query sees its own and earlier keys in the window."""
+    """Computes the attention of one layer: (T, H) to (T, H). A query sees keys up to its own, within the window."""
     T, D = len(x), arch.head_dim
 
     def heads(name: str) -> Tensor:
@@ -68,16 +68,16 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
         q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
-    distance = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
-    hidden = (distance < 0) | (distance >= (arch.window or T))
+    key_distance = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
+    hidden = (key_distance < 0) | (key_distance >= (arch.window or T))
     weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)
     return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates each pair (x[i], x[i + D/2]) of a head by the rotary angle of its token and pair."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    """Rotates each pair (x[i], x[i + D/2]) of a head by the rotary angle of the token and the pair."""
+    first_half, second_half = x.chunk(2, dim=-1)
+    return torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], dim=-1)
 
 
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
@@ -85,27 +85,27 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
 
     The model's configuration says how the frequencies are scaled. `linear`: Chen et al., 2023; `llama3`: Meta's
     reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: one divisor per frequency, from a GGUF file."""
-    D, scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
+    D, rope_scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
     columns = torch.arange(0, D, 2, dtype=torch.float64)
-    fast = arch.rope_theta ** (-columns / D)
-    kind, size = scaling["rope_type"], 1.0
-    slow = fast / torch.tensor(scaling["factors" if kind == "factors" else "factor"], dtype=torch.float64)
-    if kind in ("default", "linear", "factors"):
-        fast_weights = torch.zeros_like(fast)
-    elif kind == "llama3":
-        turns = fast * scaling["original_max_position_embeddings"] / math.tau
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        fast_weights = ((turns - low) / (high - low)).clamp(0, 1)
+    freqs = arch.rope_theta ** (-columns / D)
+    rope_type, magnitude_factor = rope_scaling["rope_type"], 1.0
+    slowed = freqs / torch.tensor(rope_scaling["factors" if rope_type == "factors" else "factor"], dtype=torch.float64)
+    if rope_type in ("default", "linear", "factors"):
+        fast_weights = torch.zeros_like(freqs)
+    elif rope_type == "llama3":
+        turns = freqs * rope_scaling["original_max_position_embeddings"] / math.tau
+        min_turns, max_turns = rope_scaling["low_freq_factor"], rope_scaling["high_freq_factor"]
+        fast_weights = ((turns - min_turns) / (max_turns - min_turns)).clamp(0, 1)
     else:
-        length = scaling.get("original_max_position_embeddings") or arch.max_position
+        training_length = rope_scaling.get("original_max_position_embeddings") or arch.max_position
 
         def pair_of(turns: float) -> float:
-            """Returns the fractional index of the column pair with this number of turns over the training length."""
-            return D * math.log(length / (turns * math.tau)) / (2 * math.log(arch.rope_theta))
+            """Returns the index (not rounded) of the column pair that rotates `turns` times in the training length."""
+            return D * math.log(training_length / (turns * math.tau)) / (2 * math.log(arch.rope_theta))
 
-        first = max(math.floor(pair_of(scaling.get("beta_fast") or 32)), 0)
-        last = min(math.ceil(pair_of(scaling.get("beta_slow") or 1)), D - 1)
-        fast_weights = 1 - ((columns / 2 - first) / max(last - first, 1e-3)).clamp(0, 1)
-        size = scaling.get("attention_factor") or max(0.1 * math.log(scaling["factor"]) + 1, 1.0)
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * fast + (1 - fast_weights) * slow)
-    return (angles.cos() * size).float(), (angles.sin() * size).float()
+        first_pair = max(math.floor(pair_of(rope_scaling.get("beta_fast") or 32)), 0)
+        last_pair = min(math.ceil(pair_of(rope_scaling.get("beta_slow") or 1)), D - 1)
+        fast_weights = 1 - ((columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
+        magnitude_factor = rope_scaling.get("attention_factor") or max(0.1 * math.log(rope_scaling["factor"]) + 1, 1.0)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * freqs + (1 - fast_weights) * slowed)
+    return (angles.cos() * magnitude_factor).float(), (angles.sin() * magnitude_factor).float()

@@ -1,7 +1,7 @@
 """merge_attention_states: combines attention over several parts of the keys into attention over all keys.
 
 The merge needs only the output of each part and the natural log-sum-exp of its scores (Ye et al., "FlashInfer", arXiv
-2501.01005, section 2.2). Parts are the splits of a KV cache, or a shared prefix and each request's own suffix.
+2501.01005, section 2.2). The parts are splits of a KV cache, or a shared prefix and each request's own suffix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-OPERATIONS = 4.0
+OPERATION_FACTOR = 4.0
 """The number of roundings for each part: an exponential, its sum and a product."""
 
 
@@ -25,7 +25,7 @@ def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
 
     outs: (P, T, H, D) fp32, fp16 or bf16, the outputs of P parts; lses: (P, T, H) fp32. A part that saw no key has the
     log-sum-exp -inf, or +inf as FlashAttention-2 writes it. The output of such a part is ignored, even if it is NaN.
-    Returns (T, H, D) and (T, H). If no part of a row saw a key, the output is 0 and the log-sum-exp is -inf."""
+    Returns (T, H, D) and (T, H). If no part saw a key, the row's output is 0 and its log-sum-exp is -inf."""
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
     values = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
@@ -50,22 +50,22 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
+    """Returns c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    u = 2**-24, c = 4, w_p is the weight of part p, and peak is the largest log-sum-exp. A weight has an error of a few
-    u, and of the rounding of its exponent, a difference of two log-sum-exps in base 2. Half a subnormal is added."""
+    u = 2**-24, c = 4, w_p is the weight of part p of P, and peak is the largest log-sum-exp. A weight has an error of a
+    few u. The rounding of its exponent, a difference of two log-sum-exps, adds to this. Half a subnormal is added."""
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
-    parts = lses.shape[0]
+    part_count = lses.shape[0]
     peak = lses.amax(0)
     seen_mask = lses > -math.inf
-    spread = (peak - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
-    step = OPERATIONS * FP32_ROUNDOFF
+    lse_gap = (peak - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
+    step = OPERATION_FACTOR * FP32_ROUNDOFF
     magnitude = inputs["outs"].double().abs().masked_fill(~seen_mask[..., None], 0.0)
-    error = (step * (parts + spread + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * magnitude
+    error = (step * (part_count + lse_gap + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * magnitude
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     out = error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
-    return out, step * (parts + oracle[1].abs().nan_to_num(posinf=0.0))
+    return out, step * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -83,25 +83,25 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first part outweighs the rest, then the last part; then large log-sum-exps."""
+    """Yields adversarial inputs: the first part, then the last part, outweighs the rest; large log-sum-exps."""
     for part_index in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part_index] = 40.0
         inputs["outs"][part_index] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part_index}", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    pattern = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
-    lses = inputs["lses"].masked_fill(pattern == 1, -math.inf).masked_fill(pattern == 3, math.inf)
-    outs = inputs["outs"].masked_fill((pattern % 2 == 1)[..., None], math.nan)
+    part_pattern = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(part_pattern == 1, -math.inf).masked_fill(part_pattern == 3, math.inf)
+    outs = inputs["outs"].masked_fill((part_pattern % 2 == 1)[..., None], math.nan)
     yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
-    for shift in (300.0, -300.0, -20_000.0):
+    for lse_shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["lses"] += shift
-        yield f"log-sum-exps about {shift:g}", inputs
+        inputs["lses"] += lse_shift
+        yield f"log-sum-exps about {lse_shift:g}", inputs
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: every part is read once and the result is written once; one exponential per part and row."""
+    """Returns the cost: each part is read once, the result is written once; an exponential per part, token and head."""
     _, T, H, D = args.outs.shape
     return Cost(
         read_bytes=nbytes(args.outs, args.lses),
@@ -127,7 +127,7 @@ CONTRACT = Contract(
 
 
 def _mean(of: Arguments) -> Outputs:
-    """Returns the unweighted mean of the parts that saw a key, to imitate a faulty kernel."""
+    """Imitates a faulty kernel: returns the unweighted mean of the parts that saw a key."""
     seen_mask = ~of.lses.isinf()
     values = of.outs.double().masked_fill(~seen_mask[..., None], 0.0)
     return values.sum(0) / seen_mask.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]

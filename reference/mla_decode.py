@@ -1,5 +1,5 @@
-"""Decode attention over a paged cache of latents: multi-head latent attention with absorbed up-projections
-(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key; its first part is the value.
+"""Computes decode attention over a paged cache of latents: multi-head latent attention with absorbed up-projections
+(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key; its first part is also the value.
 
 Each sequence has the tolerance of `attention.py`.
 """
@@ -29,7 +29,7 @@ from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gat
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-SCALE = 192.0**-0.5
+SOFTMAX_SCALE = 192.0**-0.5
 """DeepSeek-V2's softmax scale: a head's query has 128 + 64 dimensions before absorption."""
 
 
@@ -71,7 +71,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for a returned log-sum-exp."""
+    """Returns the tolerance as in `attention.py`: (B, H, latent_dim), and (B, H) for a returned log-sum-exp."""
     bounds = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
         kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
@@ -85,38 +85,38 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
-    `pages.drawn_lengths` draws the lengths.
+    `pages.drawn_lengths` draws the lengths of the sequences.
     """
-    B, H, latent, rotary, block_size = (int(case[key]) for key in ("B", "H", "latent", "rotary", "block_size"))
+    B, H, latent_dim, rotary_dim, block_size = (int(case[key]) for key in ("B", "H", "latent", "rotary", "block_size"))
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
-    table, unused = dealt_pages(lengths, block_size, generator)
-    cache = randn(*unused.shape, latent + rotary, dtype=scheme.activation, device=device, seed=seed + 1)
+    table, unused_mask = dealt_pages(lengths, block_size, generator)
+    cache = randn(*unused_mask.shape, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed + 1)
     if device.type != "meta":
-        cache[unused.to(device)] = math.nan
+        cache[unused_mask.to(device)] = math.nan
     index_device = torch.device("cpu") if device.type == "meta" else device
     inputs = {
-        "q": randn(B, H, latent + rotary, dtype=scheme.activation, device=device, seed=seed),
+        "q": randn(B, H, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed),
         "kv_cache": cache,
         "block_table": table.to(index_device),
         "seq_lens": lengths.to(index_device),
-        "latent_dim": latent,
-        "softmax_scale": SCALE,
+        "latent_dim": latent_dim,
+        "softmax_scale": SOFTMAX_SCALE,
     }
     return inputs | ({"return_lse": True} if case.get("lse") else {})
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Then
-    a dominant key just past the end, which no query may see."""
+    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Also
+    yields a dominant key just past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
-    edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
-    for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
+    edge_positions = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
+    for position in sorted(edge for edge in edge_positions if 0 <= edge <= context and context):
         inputs = make_inputs(case, scheme, device, seed)
         cache = inputs["kv_cache"][:, :, None]
         listen(inputs["q"], cache)
-        reached = False
+        reached_end = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
@@ -124,15 +124,15 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 values = torch.empty_like(cache)
                 shout(cache, values, (page, position % block_size))
                 cache[page, position % block_size, :, 1:] = values[page, position % block_size, :, 1:]
-                reached = True
-        if reached:
+                reached_end = True
+        if reached_end:
             yield f"key {position}" if position < context else "one past the last key", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SCALE}
+    yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SOFTMAX_SCALE}
     yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
     yield from uneven_tables(inputs, ("kv_cache",))
-    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
-    yield "sequences in the other order", {**inputs, **flipped}
+    reversed_tables = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    yield "sequences in the other order", {**inputs, **reversed_tables}
     for label, variant in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
         cache = variant["v"] if "one sign" in label else variant["k"]
         yield label, {**inputs, "q": variant["q"], "kv_cache": cache}
@@ -141,10 +141,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 def cost(args: Arguments) -> Cost:
     """Returns the cost: two dot products and one exponential per (query, latent) pair. Each latent is read once."""
     B, H, D = args.q.shape
-    slots, entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
+    slot_count, table_entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
     queries = int((args.seq_lens > 0).sum())
-    read_bytes = queries * H * D * args.q.element_size() + slots * D * args.kv_cache.element_size()
-    read_bytes += entries * args.block_table.element_size() + nbytes(args.seq_lens)
+    read_bytes = queries * H * D * args.q.element_size() + slot_count * D * args.kv_cache.element_size()
+    read_bytes += table_entries * args.block_table.element_size() + nbytes(args.seq_lens)
     return attention_cost(
         H * int(args.seq_lens.sum()),
         D,
@@ -160,14 +160,14 @@ def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = Fal
     return Case(B=B, context=context, H=H, **sizes, block_size=block_size, ragged=ragged, **more)
 
 
-DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
+DEEPSEEK_CASES = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
 """DeepSeek-V2's cases: all 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
 
 
 def _values_from_the_end(of: Arguments) -> Inputs:
-    """Takes the last columns of the latents as values, to imitate a faulty kernel."""
-    turned = of.q.shape[-1] - of.latent_dim
-    return {name: getattr(of, name).roll(turned, -1) for name in ("q", "kv_cache")}
+    """Imitates a faulty kernel: takes the last columns of the latents as values, not the first columns."""
+    rotary_dim = of.q.shape[-1] - of.latent_dim
+    return {name: getattr(of, name).roll(rotary_dim, -1) for name in ("q", "kv_cache")}
 
 
 CONTRACT = Contract(
@@ -218,7 +218,7 @@ SPEC = OpSpec(
         # No model of these suites has latents, so all of them use DeepSeek-V2's shapes.
         "smollm2_135m": (_case(1, 512, 16),),
         "qwen3_0_6b": (_case(8, 1024, 16),),
-        "llama3_8b": DEEPSEEK,
+        "llama3_8b": DEEPSEEK_CASES,
     },
     domain=Domain(
         {

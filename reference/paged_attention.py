@@ -1,4 +1,4 @@
-"""Attention over keys and values in pages, with a block table that lists the pages of each sequence (Kwon et al.,
+"""Computes attention over keys and values in pages. A block table lists the pages of each sequence (Kwon et al.,
 "Efficient memory management for large language model serving with PagedAttention", SOSP 2023).
 
 Each sequence has the tolerance of `flash_attention`, with S the length of the sequence.
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.attention import (
-    HEADS,
-    OPTIONS,
+    HEAD_AXES,
+    OPTION_AXES,
     TILE_EDGES,
     KeyRange,
     Scores,
@@ -66,14 +66,13 @@ def reference(
     """Computes attention of the last queries of each sequence over its cached keys and values, in fp64.
 
     q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries after
-    a sequence's pages are padding of any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
+    a sequence's pages may have any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
     log-sum-exp (T, H) too. Token i of a sequence is at offset i % block_size of page block_table[b, i // block_size].
     `cu_seqlens_q` (B + 1,) int32, from 0 to T, holds the offsets of each sequence's queries in q. Queries are causal
     and bottom-right aligned. `cu_seqlens_q` None means one query per sequence. An empty sequence gives 0.
     `softmax_scale` None means D**-0.5. k_scale, v_scale: (H_kv,) fp32, the scales of each head; the cache is then e4m3.
-    Other options as in `flash_attention`. Slots and table entries that no query sees may hold anything. Raises
-    `ValueError` if a row of q belongs to no sequence, because its result is undefined.
-    """
+    Other options are as in `flash_attention`. Slots that no query sees may hold any value. Raises `ValueError` if a row
+    of q belongs to no sequence, because its result is undefined."""
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -86,7 +85,7 @@ def reference(
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if there is no `cu_seqlens_q` and not one query per sequence. Also raises on a wrong dtype: a
+    """Raises `ValueError` if `cu_seqlens_q` is None and q does not have one query per sequence. Also raises unless a
     cache with a scale is e4m3, and a cache without a scale has the dtype of q."""
     option_rules(arguments, dims, "k_cache")
     if arguments.get("cu_seqlens_q") is None:
@@ -98,8 +97,8 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on lengths, query offsets or page numbers out of range. Only pages that a query sees are
-    checked; with a `window`, only the pages in the window."""
+    """Raises `ValueError` if a length, a query offset or a page number is out of range. Pages that no query sees are
+    not checked, such as pages before the window."""
     check_pages(
         arguments["block_table"],
         arguments["seq_lens"],
@@ -112,7 +111,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the scheme name of a call. With fp32 queries the scheme is fp32, whatever dtype the cache has."""
+    """Returns the name of a call's dtype combination. With fp32 queries it is fp32, for any dtype of the cache."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -125,18 +124,18 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """Yields, for each sequence with queries: its rows of q, and its keys and values from the first visible key on."""
+    """Yields, for each sequence with queries, its rows of q, and its keys and values from the first visible key on."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
-            first = 0 if window is None else max(0, length - (end - start) + 1 - window)
-            k, v = (_scaled(cache, block_table[b], first, length, scale) for cache, scale in caches)
-            yield slice(start, end), k, v, seen_keys(end - start, length - first, True, window)
+            first_key = 0 if window is None else max(0, length - (end - start) + 1 - window)
+            k, v = (_scaled(cache, block_table[b], first_key, length, scale) for cache, scale in caches)
+            yield slice(start, end), k, v, seen_keys(end - start, length - first_key, True, window)
 
 
 def _spans(
     q: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yields three numbers per sequence: its first query in q, the end of its queries in q, and its length."""
+    """Yields three numbers per sequence: the start and the end of its queries in q, and its length."""
     lengths = seq_lens.tolist()
     bounds = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
@@ -145,13 +144,13 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns a sequence's tokens from `first` on, (length - first, H_kv, D), times the scale of each head."""
+    """Returns a sequence's cached rows from token `first` on, (length - first, H_kv, D), times each head's scale."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for a returned log-sum-exp.
+    """Returns the tolerance as in `attention.py`, in fp64: (T, H, D), and (T, H) for a returned log-sum-exp.
 
     An fp8 cache adds no error: the kernel gets fp8 values, and the dtype of the queries represents them exactly."""
     q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
@@ -169,22 +168,22 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
-    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has min(queries, length) queries. With
-    `mixed` every second sequence has one query. If the weights of the scheme are fp8, the cache is fp8 with one scale
-    per head."""
+    `pages.drawn_lengths` draws the lengths of the sequences. Each sequence has min(`queries`, length) queries, or one
+    query if `queries` is 1. With `mixed` every second sequence has at most one query. If the weight dtype of the scheme
+    is fp8, the cache is fp8 with one scale per head."""
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
-    table, unused = dealt_pages(lengths, block_size, generator)
+    table, unused_mask = dealt_pages(lengths, block_size, generator)
     index_device = torch.device("cpu") if device.type == "meta" else device
     bounds = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
     inputs: Inputs = {"q": randn(B if bounds is None else int(bounds[-1]), H, D, dtype=dtype, device=device, seed=seed)}
     for name, cache_seed in (("k_cache", seed + 1), ("v_cache", seed + 2)):
-        cache = randn(*unused.shape, H_kv, D, dtype=torch.float32, device=device, seed=cache_seed)
+        cache = randn(*unused_mask.shape, H_kv, D, dtype=torch.float32, device=device, seed=cache_seed)
         if device.type != "meta":
-            cache[unused.to(device)] = math.nan
+            cache[unused_mask.to(device)] = math.nan
         inputs[name] = cache.to(scheme.weight)
     inputs |= {"block_table": table.to(index_device), "seq_lens": lengths.to(index_device)}
     if bounds is not None:
@@ -199,76 +198,76 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
     """Returns the offsets (B + 1,) int32 of each sequence's queries in q, or None for one query per sequence."""
     if queries == 1 and not mixed:
         return None
-    counts = lengths.clamp(max=queries)
+    query_counts = lengths.clamp(max=queries)
     if mixed:
-        counts[1::2] = counts[1::2].clamp(max=1)
-    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        query_counts[1::2] = query_counts[1::2].clamp(max=1)
+    return torch.nn.functional.pad(query_counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Then
-    a dominant key just past the end, which no query may see."""
+    """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Also
+    yields a dominant key just past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
-    edges = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
-    for position in sorted(edges | {context}):
+    edge_positions = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
+    for position in sorted(edge_positions | {context}):
         if not 0 <= position <= context or context == 0:
             continue
         inputs = make_inputs(case, scheme, device, seed)
         listen(inputs["q"], inputs["k_cache"])
-        label = f"key {position}" if position < context else "one past the last key"
-        reached = False
+        key_label = f"key {position}" if position < context else "one past the last key"
+        reached_end = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
             if page >= 0 and (position < length or position == length):
                 shout(inputs["k_cache"], inputs["v_cache"], (page, position % block_size))
-                reached = True
-        if reached:
-            yield label, inputs
+                reached_end = True
+        if reached_end:
+            yield key_label, inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
     inputs = make_inputs(case, scheme, device, seed)
     yield from other_scores(inputs, "q", "k_cache") if scheme.weight.itemsize > 1 else ()
     table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
     yield "padding of the table that is a page", {**inputs, "block_table": table.clamp(min=0)}
-    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    reversed_tables = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
     if "cu_seqlens_q" in inputs:
-        flipped["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
-    yield "sequences in the other order", {**inputs, **flipped}
+        reversed_tables["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
+    yield "sequences in the other order", {**inputs, **reversed_tables}
     yield from uneven_tables(inputs, ("k_cache", "v_cache"))
     yield "uneven rows: lengths and numbers of queries", _uneven(case, scheme, device, seed)
     if len(lengths) > 1:
-        shared = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
+        shared_page_count = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
         table = table.clone()
-        table[1, :shared] = table[0, :shared]
+        table[1, :shared_page_count] = table[0, :shared_page_count]
         yield "a prefix that two sequences share", {**inputs, "block_table": table}
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes six sequences with different lengths and numbers of queries. The empty sequence has three queries."""
-    counts = torch.tensor([1, 7, 0, 3, 2, 12])
-    short = case.but(B=len(counts), context=min(int(case["context"]), 100), ragged=True)
-    inputs = make_inputs(short, scheme, device, seed)
+    query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
+    short_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
+    inputs = make_inputs(short_case, scheme, device, seed)
     _, H, D = inputs["q"].shape
-    q = randn(int(counts.sum()), H, D, dtype=scheme.activation, device=device, seed=seed)
-    return {**inputs, "q": q, "cu_seqlens_q": offsets_of(counts).to(inputs["seq_lens"].device)}
+    q = randn(int(query_counts.sum()), H, D, dtype=scheme.activation, device=device, seed=seed)
+    return {**inputs, "q": q, "cu_seqlens_q": offsets_of(query_counts).to(inputs["seq_lens"].device)}
 
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: two dot products and one exponential per visible (query, key) pair. Each visible slot of the
     cache is read once, even if sequences share it."""
     T, H, D = args.q.shape
-    spans = [
+    query_spans = [
         (end - start, seen_keys(end - start, length, True, args.window))
         for start, end, length in _spans(args.q, args.seq_lens, args.cu_seqlens_q)
     ]
-    pair_count = H * sum(int(key_range.counts.sum()) for _, key_range in spans)
-    queries = sum(int((key_range.counts > 0).sum()) for _, key_range in spans)
-    first = torch.tensor([int(key_range.first.min()) if count else 0 for count, key_range in spans])
-    lengths = torch.tensor([int(key_range.end.max()) if count else 0 for count, key_range in spans])
-    slots, entries = used_slots(args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first)
+    pair_count = H * sum(int(key_range.counts.sum()) for _, key_range in query_spans)
+    queries = sum(int((key_range.counts > 0).sum()) for _, key_range in query_spans)
+    first_keys = torch.tensor([int(key_range.first.min()) if count else 0 for count, key_range in query_spans])
+    lengths = torch.tensor([int(key_range.end.max()) if count else 0 for count, key_range in query_spans])
+    n_slots, n_entries = used_slots(args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first_keys)
     slot_bytes = 2 * args.k_cache.shape[2] * D * args.k_cache.element_size()
-    read_bytes = queries * H * D * args.q.element_size() + slots * slot_bytes
-    read_bytes += entries * args.block_table.element_size()
+    read_bytes = queries * H * D * args.q.element_size() + n_slots * slot_bytes
+    read_bytes += n_entries * args.block_table.element_size()
     read_bytes += nbytes(args.seq_lens, args.cu_seqlens_q, args.sinks, args.k_scale, args.v_scale)
     return attention_cost(pair_count, D, args.q, read_bytes, lse_rows=T * H if args.return_lse else 0)
 
@@ -363,13 +362,13 @@ SPEC = OpSpec(
         {
             "B": Sizes(1, 20, empty=True),
             "context": Sizes(1, 5_000, empty=True),
-            **HEADS,
+            **HEAD_AXES,
             "block_size": (16, 1, 8, 24, 32, 41, 48, 64, 128, 256, 528),
             "ragged": (False, True),
             "lognormal": (False, True),
             "queries": Sizes(1, 300),
             "mixed": (False, True),
-            **OPTIONS,
+            **OPTION_AXES,
         },
         with_heads,
     ),

@@ -1,4 +1,4 @@
-"""Helpers of ops with a paged cache: sequence lengths, block tables, and the number of cache slots that an op reads."""
+"""Provides helpers for ops with a paged cache: sequence lengths, block tables, and the number of cache slots read."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SPARE_BLOCKS = 3
 
 
 def offsets_of(counts: torch.Tensor) -> torch.Tensor:
-    """Returns the cumulative offsets (B + 1,) int32 of B sequences with these numbers of tokens."""
+    """Returns the cumulative offsets (B + 1,) int32 of B sequences with `counts` tokens."""
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
-    """Returns the cumulative offsets (B + 1,) of the same sequences in reverse order."""
+    """Returns the cumulative offsets (B + 1,) of the sequences in `bounds` after their order is reversed."""
     return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     """Returns the lengths of the sequences, (B,) int32. By default each sequence has `context` tokens.
 
-    With `ragged` the lengths are random. One sequence has `context` tokens, and one of three or more sequences is
-    empty. With `lognormal` the lengths follow a log-normal distribution, and their sum is about B * context."""
+    With `ragged` the lengths are random; one is `context`, and if B >= 3, one is 0. With `lognormal` the lengths follow
+    a log-normal distribution, and their sum is about B * context."""
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
         return _lognormal(B, context, generator)
@@ -44,7 +44,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws log-normal lengths (B,) int32 with a mean of `context`: exponentials of normal numbers, scaled."""
+    """Draws log-normal lengths (B,) int32 with a mean of about `context`."""
     samples = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
     end_offsets = (samples.cumsum(0) * (B * context / samples.sum())).round()
     return torch.diff(end_offsets, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
@@ -59,33 +59,33 @@ def dealt_pages(
     The pages are in shuffled order. Each row of the table ends with one or more padding entries of -1."""
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
-    order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
+    page_order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
     table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
-    unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
+    unused_mask = torch.ones(num_blocks, block_size, dtype=torch.bool)
     for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
-        mine, order = order[:count], order[count:]
-        table[b, :count] = mine
-        unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
-    return table, unused
+        sequence_pages, page_order = page_order[:count], page_order[count:]
+        table[b, :count] = sequence_pages
+        unused_mask[sequence_pages.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
+    return table, unused_mask
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs of an op with pages: first a block table that is too wide, with padding that is no page
-    number. Then NaN in the pages of the first sequence, which must not change the results of other sequences."""
+    """Yields adversarial inputs of an op with pages: a block table that is too wide, padded with invalid page numbers;
+    then NaN in the pages of the first sequence, which must not change the results of other sequences."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
-    nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
+    bad_pages = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)
-    padding = nowhere[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)
+    padding_entries = bad_pages[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)
     yield (
         "uneven rows: padding of the table that is no page",
-        {**inputs, "block_table": torch.where(wide_table < 0, padding, wide_table)},
+        {**inputs, "block_table": torch.where(wide_table < 0, padding_entries, wide_table)},
     )
     if len(table) > 1:
         pages = table[0][table[0] >= 0].long()
-        tainted = {name: inputs[name].clone() for name in caches}
-        for cache in tainted.values():
+        nan_caches = {name: inputs[name].clone() for name in caches}
+        for cache in nan_caches.values():
             cache[pages] = math.nan
-        yield "values: NaN in the pages of one sequence", {**inputs, **tainted}
+        yield "values: NaN in the pages of one sequence", {**inputs, **nan_caches}
 
 
 def check_pages(
@@ -97,24 +97,24 @@ def check_pages(
     cu_seqlens_q: torch.Tensor | None = None,
     window: int | None = None,
 ) -> None:
-    """Raises `ValueError` on lengths beyond the block table, falling query offsets, and wrong page numbers.
+    """Raises `ValueError` on lengths beyond the block table, decreasing query offsets, and wrong page numbers.
 
     Pages that no query sees are not checked."""
     # NumPy computes only what is needed: torch takes ten times as long for few numbers.
     table, lengths = block_table.cpu().numpy(), seq_lens.cpu().numpy()[:, None]
-    capacity, page_counts, counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
+    capacity, page_counts, query_counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
     if len(lengths) and (lengths.min() < 0 or lengths.max() > capacity):
         raise ValueError(f"seq_lens: expected 0 to {capacity}, which block_table has room for, got {seq_lens.tolist()}")
     if cu_seqlens_q is not None:
         check_offsets("cu_seqlens_q", cu_seqlens_q, queries)
-        counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
-        page_counts = np.where(counts > 0, page_counts, 0)
+        query_counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
+        page_counts = np.where(query_counts > 0, page_counts, 0)
     page_indices = np.arange(table.shape[1])
-    faults = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
+    bad_mask = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
     if window is not None:
-        faults &= page_indices >= (lengths - counts + 1 - min(window, capacity)) // block_size
-    if faults.any():
-        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[faults][0]}")
+        bad_mask &= page_indices >= (lengths - query_counts + 1 - min(window, capacity)) // block_size
+    if bad_mask.any():
+        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[bad_mask][0]}")
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
@@ -132,22 +132,22 @@ def used_slots(
     block_size: int,
     first: torch.Tensor | None = None,
 ) -> tuple[int, int]:
-    """Counts the cache slots that some sequence sees, each slot once, and the block table entries of these slots.
+    """Returns the number of distinct cache slots that sequences see, and the number of block table entries used.
 
     first: (B,), the first token that each sequence sees; None means 0."""
     lengths = seq_lens.cpu().long()[:, None]
-    starts = torch.zeros_like(lengths) if first is None else first.long()[:, None]
+    first_tokens = torch.zeros_like(lengths) if first is None else first.long()[:, None]
     page = torch.arange(block_table.shape[1]) * block_size
-    filled = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
-    skipped = (starts - page).clamp(0, block_size)
-    used_entries = filled > skipped
+    page_ends = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
+    page_starts = (first_tokens - page).clamp(0, block_size)
+    used_entries = page_ends > page_starts
     blocks = block_table.cpu().long()[used_entries]
-    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, filled[used_entries], "amax")
-    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, skipped[used_entries], "amin")
+    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, page_ends[used_entries], "amax")
+    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, page_starts[used_entries], "amin")
     return int((end_slots - first_slots).clamp(min=0).sum()), int(used_entries.sum())
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
     """Makes a test case of an op that writes T tokens to a paged cache with `spare` pages more than needed."""
-    missing = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
-    return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=missing, **values)
+    skipped_tokens = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
+    return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=skipped_tokens, **values)

@@ -1,7 +1,8 @@
 """Computes random numbers that depend only on a key and a counter, and the exponential noise of `sample`.
 
-The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), key = seed,
-counter = (position, token id // 4, stream, 0). token id % 4 selects one of the four words. `sample` has stream 0.
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The key is the
+seed, and the counter is (position, token id // 4, stream, 0). token id % 4 selects one of the four words. `sample` uses
+stream 0.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
     for _ in range(10):
-        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (second >> word_bits) ^ c1 ^ k0, second & low, (first >> word_bits) ^ c3 ^ k1, first & low
+        prod0, prod1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (prod1 >> word_bits) ^ c1 ^ k0, prod1 & low, (prod0 >> word_bits) ^ c3 ^ k1, prod0 & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """Returns log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
+    """Returns the noise log E of every token, (V,) fp64, with E = -log1p(-u) exponentially distributed.
 
-    x is the token's random word. u has exactly the value of an fp32 computation."""
+    u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), and x is the token's random word. u is exactly as in fp32."""
     blocks = -(-vocab_size // 4)
     counter = np.zeros((blocks, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF

@@ -1,12 +1,12 @@
 """Quantises weights to 8 and 4 bits, dequantises them exactly, and computes the quantisation error.
 
-Eight bits: one scale per output channel, codes -127 to 127. Four bits: one scale for each `group` values along K of an
-output channel, codes 0 to 15. The code of zero is 8, or with `zeros` the integer zero point of the group. A weight is
-(N, K), and row n is output channel n. A byte holds two 4-bit codes along K, the even k in the low half.
+A weight is (N, K), and row n is output channel n. In eight bits, a channel has one scale, and codes are -127 to 127. In
+four bits, each `group` of values along K of a channel has one scale, and codes are 0 to 15. The code of zero is 8, or
+with `zeros` the integer zero point of the group. A byte holds two 4-bit codes along K, the even k in the low half.
 
 A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
 uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948). This
-holds if the range contains every value, and the step is small against the spread of the values.
+holds if the range contains every value, and the step is small compared with the spread of the values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYMMETRIC_INT4_MAX = 7
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """The difference between dequantised values and the original weight."""
+    """Describes the size of the difference between dequantised values and the original weight."""
 
     relative: float
     """The Frobenius norm of the difference, divided by the Frobenius norm of the weight."""
@@ -42,8 +42,8 @@ def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> 
     a step grows by at most the scale's last bit. Raises `ValueError` if weight is not a matrix."""
     _check_matrix(weight)
     values = weight.float()
-    largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = _scale(largest / INT8_MAX, dtype)
+    channel_max = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
+    scale = _scale(channel_max / INT8_MAX, dtype)
     codes = (values / scale.float()[:, None]).round().clamp(-INT8_MAX, INT8_MAX)
     return codes.to(torch.int8), scale
 
@@ -113,20 +113,20 @@ def dequantize_int4(
 
 
 def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
-    """Expands (N, groups) to (N, K): the value of each group is repeated `group` times."""
+    """Expands one value per group, (N, groups), to one value per k, (N, K): repeats each value `group` times."""
     return of_groups.repeat_interleave(group, dim=1)[:, :K]
 
 
 def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
-    """Returns the quantisation error over all values. Both arguments are (N, K). For two tensors of zeros it is 0."""
-    signal = weight.double().square().mean().item() if weight.numel() else 0.0
-    noise = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
-    if noise == 0:
+    """Returns the quantisation error over all values. Both arguments are (N, K). The error of two zero tensors is 0."""
+    signal_power = weight.double().square().mean().item() if weight.numel() else 0.0
+    noise_power = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
+    if noise_power == 0:
         return QuantizationError(0.0, 0.0, math.inf)
-    ratio = signal / noise
+    ratio = signal_power / noise_power
     return QuantizationError(
         relative=ratio**-0.5 if ratio else math.inf,
-        mean_squared=noise,
+        mean_squared=noise_power,
         sqnr_db=10 * math.log10(ratio) if ratio else -math.inf,
     )
 
@@ -139,9 +139,9 @@ def expected_mean_squared(scale: torch.Tensor) -> float:
 def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rounds the scales `exact` up to values of the dtype `dtype`. A scale of 0 becomes 1."""
     exact = torch.where(exact > 0, exact, 1.0)
-    rounded = exact.to(dtype)
-    next_value = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)
-    return torch.where(rounded.double() < exact.double(), next_value, rounded)
+    rounded_scale = exact.to(dtype)
+    next_scale = torch.nextafter(rounded_scale.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded_scale.device)
+    return torch.where(rounded_scale.double() < exact.double(), next_scale, rounded_scale)
 
 
 def _check_matrix(tensor: torch.Tensor) -> None:

@@ -21,8 +21,8 @@ import torch
 from rooflab.reference.quantization import INT4_ZERO, pack_int4
 
 CODES_PER_WORD = 8
-GROUPS = (32, 64, 128)
-WIDEST_GROUP = max(GROUPS)
+GROUP_SIZES = (32, 64, 128)
+MAX_GROUP_SIZE = max(GROUP_SIZES)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """For each four bits of a word, the lowest bits first: the number of their output channel, out of eight."""
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
@@ -59,11 +59,11 @@ def read_gptq(
 
     `group` is the configuration's `group_size`; -1 means all of K. For -1 and for multiples of 128, scales are repeated
     for each 128 of K. With act-order (`desc_act`) g_idx is not sorted. The columns of the result are then sorted by
-    group, and `order` is set. Raises `ValueError` on shapes or dtypes that do not fit, on an unknown format, or on
-    groups of another size. Also raises if all zero points would be symmetric in the other format."""
+    group, and `order` is set. Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown
+    format. Also raises if all zero points would be symmetric in the other format, which is then the right one."""
     _check_words("qweight", qweight)
-    words, N = qweight.shape
-    K = words * CODES_PER_WORD
+    word_rows, N = qweight.shape
+    K = word_rows * CODES_PER_WORD
     group = _group(group, K)
     if checkpoint_format not in GPTQ_FORMATS:
         raise ValueError(
@@ -72,15 +72,15 @@ def read_gptq(
         )
     _check_parameters(qzeros, scales, N, K, group)
     codes = _unpack(qweight.mT)  # (N, K): the words of a channel are one after another along K
-    stored = _unpack(qzeros)
-    (other,) = GPTQ_FORMATS.keys() - {checkpoint_format}
-    symmetric = INT4_ZERO - GPTQ_FORMATS[other]
-    if stored.numel() and bool((stored == symmetric).all()):
+    stored_zeros = _unpack(qzeros)
+    (other_format,) = GPTQ_FORMATS.keys() - {checkpoint_format}
+    symmetric_zero = INT4_ZERO - GPTQ_FORMATS[other_format]
+    if stored_zeros.numel() and bool((stored_zeros == symmetric_zero).all()):
         raise ValueError(
-            f"checkpoint_format: expected {other} where all zero points are stored as {symmetric}, "
+            f"checkpoint_format: expected {other_format} where all zero points are stored as {symmetric_zero}, "
             f"got {checkpoint_format!r}"
         )
-    zero = (stored + GPTQ_FORMATS[checkpoint_format]) % 16
+    zero = (stored_zeros + GPTQ_FORMATS[checkpoint_format]) % 16
     order = None if g_idx is None else _order(g_idx, K, group)
     return _canonical(codes if order is None else codes[:, order], scales, zero, group, order)
 
@@ -99,31 +99,31 @@ def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
     """Unpacks int32 words (R, C) to 4-bit values in uint8 (R, 8 C). The lowest bits of each word come first."""
-    shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
+    bit_shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
     # The shift extends the sign, and the mask removes it.
-    return (words[:, :, None] >> shifts & 15).flatten(1).to(torch.uint8)
+    return (words[:, :, None] >> bit_shifts & 15).flatten(1).to(torch.uint8)
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
     """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N), with each value at its output channel."""
-    stored = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
-    values = torch.empty_like(stored)
-    values[:, :, list(AWQ_ORDER)] = stored
+    stored_values = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
+    values = torch.empty_like(stored_values)
+    values[:, :, list(AWQ_ORDER)] = stored_values
     return values.flatten(1)
 
 
 def _canonical(
     codes: torch.Tensor, scales: torch.Tensor, zero: torch.Tensor, group: int, order: torch.Tensor | None
 ) -> Int4Weight:
-    symmetric = bool((zero == INT4_ZERO).all())
-    if group > WIDEST_GROUP:
-        groups = -(-codes.shape[1] // WIDEST_GROUP)
-        scales, zero = (x.repeat_interleave(-(-group // WIDEST_GROUP), dim=0)[:groups] for x in (scales, zero))
-        group = WIDEST_GROUP
+    is_symmetric = bool((zero == INT4_ZERO).all())
+    if group > MAX_GROUP_SIZE:
+        groups = -(-codes.shape[1] // MAX_GROUP_SIZE)
+        scales, zero = (x.repeat_interleave(-(-group // MAX_GROUP_SIZE), dim=0)[:groups] for x in (scales, zero))
+        group = MAX_GROUP_SIZE
     return Int4Weight(
         b=pack_int4(codes),
         scale=scales.mT.contiguous(),
-        zero=None if symmetric else zero.mT.contiguous(),
+        zero=None if is_symmetric else zero.mT.contiguous(),
         group=group,
         order=order,
     )
@@ -132,22 +132,22 @@ def _canonical(
 def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
     if g_idx.shape != (K,):
         raise ValueError(f"g_idx: expected shape ({K},), got {tuple(g_idx.shape)}")
-    in_order = torch.arange(K, device=g_idx.device) // group
-    if torch.equal(g_idx.long(), in_order):
+    sorted_groups = torch.arange(K, device=g_idx.device) // group
+    if torch.equal(g_idx.long(), sorted_groups):
         return None
     order = torch.argsort(g_idx, stable=True)
-    if not torch.equal(g_idx[order].long(), in_order):
+    if not torch.equal(g_idx[order].long(), sorted_groups):
         raise ValueError(f"g_idx: expected each of the groups {group} times, got other counts")
     return order
 
 
 def _group(group: int, K: int) -> int:
     if group == -1 or group >= K > 0:
-        return max(K, WIDEST_GROUP)
-    if group not in GROUPS and (group <= 0 or group % WIDEST_GROUP):
-        sizes = ", ".join(map(str, GROUPS))
+        return max(K, MAX_GROUP_SIZE)
+    if group not in GROUP_SIZES and (group <= 0 or group % MAX_GROUP_SIZE):
+        sizes = ", ".join(map(str, GROUP_SIZES))
         raise ValueError(
-            f"group: expected one of {sizes}, a multiple of {WIDEST_GROUP}, or -1 for all of K, got {group}"
+            f"group: expected one of {sizes}, a multiple of {MAX_GROUP_SIZE}, or -1 for all of K, got {group}"
         )
     return group
 

@@ -1,4 +1,4 @@
-"""rmsnorm: y = x / sqrt(mean(x^2) + eps) * weight over the last axis.
+"""rmsnorm: computes y = x / sqrt(mean(x^2) + eps) * weight over the last axis.
 
 Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019.
 """
@@ -48,11 +48,11 @@ def rmsnorm(
 def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
-    """Returns the RMSNorm of x (T, H) fp64. If `first` is a dtype, x / rms is rounded to this dtype."""
+    """Returns the RMSNorm of x (T, H) fp64. If `first` is a dtype, x / rms is first rounded to this dtype."""
     check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
-    scaled = x / (mean_square + eps).sqrt()
-    return (scaled if first is None else scaled.to(first).double()) * (weight.double() + weight_offset)
+    normalized_x = x / (mean_square + eps).sqrt()
+    return (normalized_x if first is None else normalized_x.to(first).double()) * (weight.double() + weight_offset)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -64,41 +64,43 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def options(case: Case, scheme: Scheme) -> Inputs:
-    """Returns the optional arguments that are set: the norm options of the test case, and `quantize` of the scheme."""
-    named = {name: case[name] for name in OPTIONAL if name in case and case[name] != OPTIONAL[name]}
-    return {**named, **quantizing(scheme)}
+    """Returns the optional arguments of a call: norm options that the test case sets, and `quantize` of the scheme."""
+    case_options = {
+        name: case[name] for name in OPTION_DEFAULTS if name in case and case[name] != OPTION_DEFAULTS[name]
+    }
+    return {**case_options, **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: x and weight are read and the result is written once; four FLOPs a value, one rsqrt a row."""
+    """Returns the cost: x and weight are read, the result is written; four FLOPs per value, one rsqrt per row."""
     T, H = args.x.shape
-    writes = nbytes(args.x) if args.quantize is None else T * H + 4 * T
-    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=writes, vector_flops=4.0 * T * H, sfu_ops=float(T))
+    written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
+    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
+    """Returns (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
 
-    The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 allows an unlucky walk), and the root halves
-    this error. The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings
-    to the dtype are allowed: the Llama code of transformers rounds x / rms before the product with the weight, and then
-    the product. The weight scales the subnormal error of the first rounding. With `round_first` the first rounding may
-    go to the other neighbour, which is 2 u away. u, u_32 and u_out are unit roundoffs: of the dtype, of fp32 and of the
-    output."""
+    u, u_32 and u_out are the unit roundoffs of x's dtype, of fp32 and of the output; c = 4 allows an unlucky random
+    walk. The sum of H squares has a relative error of about sqrt(H) u_32, and the root halves this error. The squares,
+    the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype are allowed:
+    the Llama code of transformers rounds x / rms before the product with the weight, and then the product. The weight
+    scales the subnormal error of the first rounding. With `round_first` the first rounding may go to the other
+    neighbour, which is 2 u away."""
     quantize, dtype = inputs.get("quantize"), scheme.activation
-    first, last = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
-    roundings = max(first + last, 2.0 * last)
+    first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
+    rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
     u = torch.finfo(dtype).eps / 2
-    relative = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + roundings * u
+    relative_error = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + rounding_count * u
     subnormal = torch.finfo(dtype).smallest_normal * u
     weight = inputs["weight"].double() + inputs.get("weight_offset", 0.0)
     values = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
-    error = relative * values.abs() + subnormal * (1.0 + weight.abs())
+    error = relative_error * values.abs() + subnormal * (1.0 + weight.abs())
     return (error,) if quantize is None else quantized_limits(oracle, error, quantize)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at each tile edge in H, one column makes up most of the mean square. Then a mean
+    """Yields adversarial inputs: one column, at a tile edge in H, makes up most of the mean square. Also yields a mean
     square near eps, and values with squares that overflow or underflow the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
@@ -109,8 +111,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
-    for label, size in magnitudes(scheme.activation, H):
-        yield label, {**inputs, "x": of_size(inputs["x"], size)}
+    for size_label, size in magnitudes(scheme.activation, H):
+        yield size_label, {**inputs, "x": of_size(inputs["x"], size)}
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:
@@ -119,14 +121,14 @@ def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[
 
 
 def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
-    """Makes the test case with these values. Options that are off are left out. If `square` is true, H = T."""
-    on = {name: value for name, value in named.items() if value != OPTIONAL[name]}
+    """Makes a test case from drawn values, without options that are off. If `square` is true, H = T."""
+    on = {name: value for name, value in named.items() if value != OPTION_DEFAULTS[name]}
     return Case(T=T, H=T if square and T else H, eps=eps, **on)
 
 
-OPTIONAL = {"weight_offset": 0.0, "round_first": False}
+OPTION_DEFAULTS = {"weight_offset": 0.0, "round_first": False}
 SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
-VALUES: dict[str, Axis] = {
+NORM_AXES: dict[str, Axis] = {
     **{
         "T": Sizes(1, 131_000, empty=True),
         "H": Sizes(1, 70_000, model="hidden head_dim"),
@@ -137,7 +139,7 @@ VALUES: dict[str, Axis] = {
     **{"weight_offset": (*[0.0] * 4, 1.0), "round_first": (*[False] * 4, True)},
 }
 """The axes of the domains of norms: sizes and options."""
-EDGES = (
+EDGE_CASES = (
     *cases(1e-6, (1, 1), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64)),
     *cases(1e-6, (2, 1128), weight_offset=1.0),
     *cases(1e-6, (3, 111), round_first=True),
@@ -146,7 +148,7 @@ EDGES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Imitates a kernel that takes the mean over a padded row. A changed `eps` has the same effect."""
+    """Imitates a kernel that computes the mean over a padded row: changes `eps`, with the same effect."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 
@@ -163,7 +165,7 @@ SPEC = OpSpec(
     outputs=("out", "scale"),
     cases={
         "smoke": cases(1e-5, (8, 64)),
-        "edge": EDGES,
+        "edge": EDGE_CASES,
         "smollm2_135m": cases(1e-5, (1, 576), (16, 576), (512, 576)),
         # H = 128 is the per-head norm of queries (16 heads a token).
         "qwen3_0_6b": cases(1e-6, (1, 1024), (16, 1024), (512, 1024), (256, 128), (8192, 128)),
@@ -181,6 +183,6 @@ SPEC = OpSpec(
     planted=planted,
     output_dtypes={"scale": torch.float32},
     schemes=SCHEMES,
-    optional=OPTIONAL,
-    domain=Domain(VALUES, drawn),
+    optional=OPTION_DEFAULTS,
+    domain=Domain(NORM_AXES, drawn),
 )

@@ -36,13 +36,13 @@ def rope(
     positions_known(arguments, CONTRACT.check(arguments))
     cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
     sin64 = sin.double()[positions].unsqueeze(1)
-    turned = []
+    result = []
     for x in (q.double(), k.double()):
         half_width = x.shape[-1] // 2
-        first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half_width], x[..., half_width:])
-        rotated_pair = (first * cos64 - second * sin64, second * cos64 + first * sin64)
-        turned.append(torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1))
-    return turned[0], turned[1]
+        x1, x2 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half_width], x[..., half_width:])
+        rotated_pair = (x1 * cos64 - x2 * sin64, x2 * cos64 + x1 * sin64)
+        result.append(torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1))
+    return result[0], result[1]
 
 
 def even(arguments: CallArguments, dims: Dims) -> None:
@@ -56,9 +56,15 @@ def positions_known(arguments: CallArguments, dims: Dims) -> None:
     check_values("positions", arguments["positions"], 0, dims["max_position"] - 1)
 
 
-TABLE, INDEX = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
+TABLE_ARGUMENT, INDEX = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
 CONTRACT = Contract(
-    {"q": Argument("T H D", FLOATS), "k": Argument("T H_kv D", "q"), "cos": TABLE, "sin": TABLE, "positions": INDEX},
+    {
+        "q": Argument("T H D", FLOATS),
+        "k": Argument("T H_kv D", "q"),
+        "cos": TABLE_ARGUMENT,
+        "sin": TABLE_ARGUMENT,
+        "positions": INDEX,
+    },
     {"q_out": Result("T H D", "q"), "k_out": Result("T H_kv D", "q")},
     rules=even,
     values=positions_known,
@@ -66,7 +72,7 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal q and k, the usual angles, and random positions. On `meta` the positions are real and on the CPU."""
+    """Makes normal q and k, the usual angles, and random positions. On `meta` the positions are a CPU tensor."""
     T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
     max_position = int(case["max_position"])
     positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
@@ -85,8 +91,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cos and sin of the usual rotary angles, (max_position, R/2) fp32. On `meta` they have no values."""
     if torch.device(device).type == "meta":
-        empty = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
-        return empty, empty.clone()
+        empty_table = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
+        return empty_table, empty_table.clone()
     frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
     angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
     return angles.cos().float(), angles.sin().float()
@@ -105,12 +111,12 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, for each value of a pair (first, second).
+    """Allows errors of 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal in a pair (first, second).
 
     u_32 and u_out are the unit roundoffs of fp32 and of the output. Two products and a sum in fp32 have an error of at
     most 3 u_32 (|first cos| + |second sin|). Then the value is rounded once to the dtype."""
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    limits = []
+    error_limits = []
     for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):
         size = x.double().abs()
         half_width = x.shape[-1] // 2
@@ -118,30 +124,30 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
             magnitude = (size[..., 0::2] + size[..., 1::2]).repeat_interleave(2, dim=-1)
         else:
             magnitude = (size[..., :half_width] + size[..., half_width:]).repeat(1, 1, 2)
-        limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
-    return tuple(limits)
+        error_limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
+    return tuple(error_limits)
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial tables: random tables; then tables of a large theta, multiplied by 1.2 as in YaRN (arXiv
-    2309.00071)."""
+    """Yields adversarial tables of cos and sin: first of random angles; then of a large theta, multiplied by 1.2 as in
+    YaRN (arXiv 2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, pair_count = cos.shape
     angles = torch.arange(rows)[:, None] * 2e6 ** (-torch.arange(pair_count, dtype=torch.float64) / max(pair_count, 1))
-    long = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
-    yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in long.items()}
+    long_tables = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
+    yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in long_tables.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first and last position, unusual tables, a large value at an end of a head."""
-    D, last = int(case["D"]), int(case["max_position"]) - 1
-    for position in sorted({0, last}):
+    """Yields adversarial inputs: the first and last position, unusual tables, and one column with large values."""
+    D, last_position = int(case["D"]), int(case["max_position"]) - 1
+    for position in sorted({0, last_position}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
-    for label, tables in other_tables(inputs["cos"], seed):
-        yield label, make_inputs(case, scheme, device, seed) | tables
+    for table_label, tables in other_tables(inputs["cos"], seed):
+        yield table_label, make_inputs(case, scheme, device, seed) | tables
     for column in sorted({0, D // 2 - 1, D // 2, D - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         for name in ("q", "k"):

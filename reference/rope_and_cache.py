@@ -49,8 +49,8 @@ def reference(
     q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32; the
     first R <= D values of a head are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks,
     block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64, block *
-    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q. q_norm and k_norm: (D,)
-    weights of the norms of all heads of q and of k, or neither."""
+    block_size + offset, each slot at most once; for -1 the key and value are not written. q_norm and k_norm: (D,)
+    weights of the norms of all heads of q and of k, or both None."""
     arguments = {
         "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
         "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm,
@@ -58,34 +58,34 @@ def reference(
     }  # fmt: skip
     places_exist(arguments, CONTRACT.check(arguments))
     heads = ((q, q_norm), (k, k_norm))
-    turned_q, turned_k = (
+    rotated_q, rotated_k = (
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
     )
     caches = []
-    for cache, new, scale in ((k_cache, turned_k, k_scale), (v_cache, v.double(), v_scale)):
+    for cache, new_values, scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
         if scale is not None:
-            new = (new / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
+            new_values = (new_values / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
         slot_values = cache.double().flatten(0, 1)
         has_slot = slot_mapping >= 0
-        slot_values[slot_mapping[has_slot]] = new[has_slot]
+        slot_values[slot_mapping[has_slot]] = new_values[has_slot]
         caches.append(slot_values.view(cache.shape))
-    return turned_q, caches[0], caches[1]
+    return rotated_q, caches[0], caches[1]
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if only one of two scales or norms is given, if the tables rotate more than D columns, or if
-    a cache has the wrong dtype."""
-    for name, words in (("scale", "scales"), ("norm", "norms")):
-        first, second = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
-        if (arguments.get(first) is None) != (arguments.get(second) is None):
-            missing = second if arguments.get(second) is None else first
-            raise ValueError(f"{missing}: expected both {words} or none, got one")
+    """Raises `ValueError` if only one of the two scales or norms is given, if the tables rotate more than D columns, or
+    if a cache has the wrong dtype."""
+    for name, plural_name in (("scale", "scales"), ("norm", "norms")):
+        first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
+        if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
+            missing_name = second_name if arguments.get(second_name) is None else first_name
+            raise ValueError(f"{missing_name}: expected both {plural_name} or none, got one")
     if dims["rotary"] > dims["D"]:
         max_columns, table_columns = dims["D"] // 2, dims["rotary"] // 2
         raise ValueError(f"cos: expected at most {max_columns} columns, half of q's head_dim, got {table_columns}")
-    cached = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
+    cache_dtype = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
     for name in ("k_cache", "v_cache"):
-        check_dtype(name, arguments[name], cached)
+        check_dtype(name, arguments[name], cache_dtype)
 
 
 def places_exist(arguments: CallArguments, dims: Dims) -> None:
@@ -94,17 +94,17 @@ def places_exist(arguments: CallArguments, dims: Dims) -> None:
     slots_exist(arguments, dims)
 
 
-NEW, INDEX = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
-TABLE = Argument("max_position rotary/2", (torch.float32,))
-CACHE = Argument("num_blocks block_size H_kv D", (*FLOATS, torch.float8_e4m3fn), "contiguous")
-SCALE, NORM = Argument("H_kv", (torch.float32,), optional=True), Argument("D", "q", optional=True)
+NEW_ARGUMENT, INDEX = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
+TABLE_ARGUMENT = Argument("max_position rotary/2", (torch.float32,))
+CACHE_ARGUMENT = Argument("num_blocks block_size H_kv D", (*FLOATS, torch.float8_e4m3fn), "contiguous")
+SCALE_ARGUMENT, NORM = Argument("H_kv", (torch.float32,), optional=True), Argument("D", "q", optional=True)
 CONTRACT = Contract(
     {
         "q": Argument("T H D", FLOATS),
-        **{"k": NEW, "v": NEW, "cos": TABLE, "sin": TABLE, "positions": INDEX},
+        **{"k": NEW_ARGUMENT, "v": NEW_ARGUMENT, "cos": TABLE_ARGUMENT, "sin": TABLE_ARGUMENT, "positions": INDEX},
         "q_out": Argument("T H D", "q"),
-        **{"k_cache": CACHE, "v_cache": CACHE, "slot_mapping": INDEX},
-        **{"k_scale": SCALE, "v_scale": SCALE, "q_norm": NORM, "k_norm": NORM},
+        **{"k_cache": CACHE_ARGUMENT, "v_cache": CACHE_ARGUMENT, "slot_mapping": INDEX},
+        **{"k_scale": SCALE_ARGUMENT, "v_scale": SCALE_ARGUMENT, "q_norm": NORM, "k_norm": NORM},
     },
     {},
     rules=whole,
@@ -123,10 +123,10 @@ def _turned(
     """Returns x (T, heads, D) fp64, with the first R values of each head rotated."""
     R = 2 * cos.shape[1]
     c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
-    first, second = _pairs(x[..., :R], interleaved)
-    rotated_pair = (first * c - second * s, second * c + first * s)
-    turned = torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1)
-    return torch.cat((turned, x[..., R:]), dim=-1)
+    first_values, second_values = _pairs(x[..., :R], interleaved)
+    rotated_pair = (first_values * c - second_values * s, second_values * c + first_values * s)
+    rotated_values = torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1)
+    return torch.cat((rotated_values, x[..., R:]), dim=-1)
 
 
 def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,8 +141,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     the cache. Values that are not rotated are rounded only in an e4m3 cache or after a norm. The division by a scale
     adds 2 u_32: its error may move a value across a tie. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
     R = 2 * inputs["cos"].shape[1]
-    slots = inputs["slot_mapping"]
-    has_slot = slots >= 0
+    slot_ids = inputs["slot_mapping"]
+    has_slot = slot_ids >= 0
     q_norm, k_norm, eps = inputs.get("q_norm"), inputs.get("k_norm"), inputs.get("norm_eps", 1e-6)
     norm_error = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
     limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, norm_error)]
@@ -151,13 +151,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         x = _normed(inputs[name], weight, eps)
         size = x if scale is None else x / scale.double()[:, None]
         rows = out.flatten(0, 1)
-        limit = torch.zeros_like(rows)
+        cache_limit = torch.zeros_like(rows)
         rotated = R if name == "k" else 0
-        written_limits = _limit(size[has_slot], rows[slots[has_slot]], rotated, inputs["interleaved"], dtype, error)
+        written_limits = _limit(size[has_slot], rows[slot_ids[has_slot]], rotated, inputs["interleaved"], dtype, error)
         if scale is None and not error:
             written_limits[..., rotated:] = 0.0
-        limit[slots[has_slot]] = written_limits
-        limits.append(limit.view(out.shape))
+        cache_limit[slot_ids[has_slot]] = written_limits
+        limits.append(cache_limit.view(out.shape))
     return tuple(limits)
 
 
@@ -167,30 +167,30 @@ def _limit(
     """Returns the allowed errors of rows (n, heads, D) that are rotated in the first R values per head and rounded to
     `dtype`. `more` is the error of x before the rotation, in units of u_32 (the unit roundoff of fp32).
     """
-    info = torch.finfo(dtype)
-    first, second = _pairs(x[..., :R].abs(), interleaved)
-    size = first + second
+    dtype_info = torch.finfo(dtype)
+    first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
+    size = first_values + second_values
     magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
     error = torch.cat(((4.0 + more) * magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
     # The error may move a value across a tie, to the other neighbour: this costs a unit roundoff of the error too.
-    rounding = info.eps / 2 * (out.abs() + error) + info.smallest_normal * info.eps / 2
-    unrotated = torch.arange(out.shape[-1]) >= R
+    rounding_error = dtype_info.eps / 2 * (out.abs() + error) + dtype_info.smallest_normal * dtype_info.eps / 2
+    unrotated_mask = torch.arange(out.shape[-1]) >= R
     if dtype.itemsize > 1 and not more:
-        rounding = rounding.masked_fill(unrotated.to(out.device), 0.0)
-        error = error.masked_fill(unrotated.to(out.device), 0.0)
-    return error + rounding
+        rounding_error = rounding_error.masked_fill(unrotated_mask.to(out.device), 0.0)
+        error = error.masked_fill(unrotated_mask.to(out.device), 0.0)
+    return error + rounding_error
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
 
-    `skipped` tokens have the slot -1. On the device `meta` positions and slots are real and on the CPU. Raises
+    `skipped` tokens have the slot -1. On the device `meta` positions and slots are ordinary CPU tensors. Raises
     `ValueError` if the cache has too few slots, or if `rotary` is odd or more than D.
     """
     T, H, H_kv, D, R = (int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary"))
-    num_blocks, block_size, skipped = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
+    num_blocks, block_size, skipped_tokens = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
     max_position = int(case["max_position"])
-    if T > num_blocks * block_size or skipped > T:
+    if T > num_blocks * block_size or skipped_tokens > T:
         raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
     if R % 2 or R > D:
         raise ValueError(f"case: expected an even rotary <= D, got {case.id}")
@@ -198,7 +198,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     positions = torch.randint(max_position, (T,), generator=generator)
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:T].clone()
     # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
-    slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
+    slots[torch.arange(skipped_tokens) * max(T // max(skipped_tokens, 1), 1)] = -1
     cos, sin = usual_tables(max_position, R, device)
     dtype, cache = scheme.activation, (num_blocks, block_size, H_kv, D)
     q = randn(T, H, D, dtype=dtype, device=device, seed=seed + 1)
@@ -226,10 +226,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first and the last slot of the cache for the first and the last token. Then
-    positions at the ends of the tables. Then only slots of -1."""
-    T, last = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
-    for slot in sorted({0, last}):
+    """Yields adversarial inputs: the first and the last token get the first and the last slot of the cache. Also yields
+    positions at the ends of the tables, and tokens that all have the slot -1."""
+    T, last_slot = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
+    for slot in sorted({0, last_slot}):
         for token in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
             slots = inputs["slot_mapping"]
@@ -240,8 +240,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
-    for label, tables in other_tables(inputs["cos"], seed):
-        yield label, make_inputs(case, scheme, device, seed) | tables
+    for table_label, tables in other_tables(inputs["cos"], seed):
+        yield table_label, make_inputs(case, scheme, device, seed) | tables
     for column in sorted({0, int(case["rotary"]) // 2, int(case["rotary"]) - 1, int(case["D"]) - 1} - {-1}):
         inputs = make_inputs(case, scheme, device, seed)
         for name in ("q", "k", "v"):
@@ -265,19 +265,19 @@ def cost(args: Arguments) -> Cost:
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
     other_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
-    turned = args.q.numel() + written_tokens * row
+    rotated_values = args.q.numel() + written_tokens * row
     return Cost(
         read_bytes=nbytes(args.q) + other_bytes + 2 * written_tokens * row * args.k.element_size() + tables,
         write_bytes=nbytes(args.q) + 2 * written_tokens * row * args.k_cache.element_size(),
-        vector_flops=(3.0 if args.q_norm is None else 7.0) * turned,
-        sfu_ops=0.0 if args.q_norm is None else turned / args.q.shape[-1],
+        vector_flops=(3.0 if args.q_norm is None else 7.0) * rotated_values,
+        sfu_ops=0.0 if args.q_norm is None else rotated_values / args.q.shape[-1],
     )
 
 
 def _case(T: int, heads: tuple[int, int, int], **changes: bool | float) -> Case:
     H, H_kv, D = heads
-    usual = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
-    return Case(T=T, H=H, H_kv=H_kv, D=D, **{**usual, **changes})
+    defaults = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
+    return Case(T=T, H=H, H_kv=H_kv, D=D, **{**defaults, **changes})
 
 
 def _model(heads: tuple[int, int, int], max_position: int, *T_values: int, **changes: float) -> tuple[Case, ...]:
@@ -287,8 +287,8 @@ def _model(heads: tuple[int, int, int], max_position: int, *T_values: int, **cha
 def _drawn(H_kv: int, group: int, D: int, rotary: str, norm_eps: float, **values: Any) -> Case:
     if norm_eps:
         values["norm_eps"] = norm_eps
-    turned = {"all": D // 2 * 2, "half": D // 4 * 2, "none": 0}[rotary]
-    return drawn_pages(H_kv=H_kv, H=group * H_kv, D=D, rotary=turned, **values)
+    rotary_dim = {"all": D // 2 * 2, "half": D // 4 * 2, "none": 0}[rotary]
+    return drawn_pages(H_kv=H_kv, H=group * H_kv, D=D, rotary=rotary_dim, **values)
 
 
 SPEC = OpSpec(

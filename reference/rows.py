@@ -1,4 +1,4 @@
-"""Helpers of ops that work on rows: columns of adversarial inputs, allowed errors, and outputs in eight bits.
+"""Provides helpers for ops on rows: columns of adversarial inputs, allowed errors, and outputs in eight bits.
 
 A quantised output has one scale per row (token): the largest magnitude of the row, divided by the largest value of the
 dtype. A scale is at least 2**-126, and the scale of a row of zeros is 1. A kernel quantises its fp32 value, without
@@ -19,33 +19,33 @@ ACCUMULATION_FACTOR = 4.0
 PLANTED_COLUMNS = (0, 7, 8, 31, 32, 127, 128, 511, 512, 1023, 1024)
 FP8_MAX = 448.0
 """The largest value of e4m3."""
-LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
+MAX_CODES = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
 """The value to which the largest magnitude of a row is scaled, by the name of the dtype."""
-LEAST_SCALE = 2.0**-126
+MIN_SCALE = 2.0**-126
 """The least normal fp32 number: a scale below it loses bits, and 1 / scale overflows."""
 
 
-QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
-CODES = {name: dtype for dtype, name in QUANTIZED.items()}
+QUANTIZE_NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
+CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Returns the results of an op on rows: the rows or codes, then the results in `more`, then the scales of codes."""
+    """Describes the results of an op on rows: rows or codes, then the results in `more`, then the scales of codes."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
-        return arguments["x"].dtype if quantize is None else CODES[quantize]
+        return arguments["x"].dtype if quantize is None else CODE_DTYPES[quantize]
 
     return {"out": Result(shape, dtype), **more, "scale": Result("T", torch.float32, when="quantize")}
 
 
 def row_rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless the argument `quantize` has a known value."""
+    """Raises `ValueError` if the argument `quantize` has an unknown value."""
     check_quantize(arguments.get("quantize"))
 
 
 def row_scheme(arguments: CallArguments) -> str:
-    """Returns the scheme of a launch: the dtype of x, or for a quantised 16-bit x, `out_int8` or `out_fp8`."""
+    """Returns the scheme name of a call: the dtype of x, or `out_int8` or `out_fp8` for a quantised 16-bit x."""
     quantize, dtype = arguments.get("quantize"), arguments["x"].dtype
     if quantize is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
@@ -53,33 +53,33 @@ def row_scheme(arguments: CallArguments) -> str:
 
 
 def planted_columns(width: int) -> list[int]:
-    """Returns the column numbers at the tile edges within a row of `width` values, and the last column."""
+    """Returns the indices of columns at tile edges in a row of `width` values, and of the last column."""
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns labels and magnitudes with squares that overflow or underflow `dtype`. An fp32 sum of `terms` squares of
+    """Returns labels and magnitudes. Their squares overflow or underflow `dtype`, but an fp32 sum of `terms` squares of
     the largest magnitude does not overflow."""
     finfo = torch.finfo(dtype)
     max_size = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * finfo.smallest_normal}
-    return [(f"magnitudes of {label}", size) for label, size in sizes.items()]
+    return [(f"magnitudes of {size_label}", size) for size_label, size in sizes.items()]
 
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
     """Returns values with magnitudes between `size` / 2 and `size`, and with the signs of x."""
-    spread = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
-    return (torch.where(x.double() < 0, -spread, spread) * size).to(x.dtype)
+    ratios = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
+    return (torch.where(x.double() < 0, -ratios, ratios) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
     """Returns the argument `quantize` if the scheme has 8-bit outputs, else no argument."""
-    return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
+    return {"quantize": QUANTIZE_NAMES[scheme.output]} if scheme.output in QUANTIZE_NAMES else {}
 
 
 def check_quantize(quantize: str | None) -> None:
     """Raises `ValueError` unless `quantize` is None, "int8" or "fp8_e4m3"."""
-    if quantize is not None and quantize not in LARGEST:
+    if quantize is not None and quantize not in MAX_CODES:
         raise ValueError(f"quantize: expected None, 'int8' or 'fp8_e4m3', got {quantize!r}")
 
 
@@ -90,28 +90,27 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     check_quantize(dtype)
     if dtype is None:
         return (values,)
-    largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = torch.where(largest == 0, 1.0, (largest / LARGEST[dtype]).clamp(min=LEAST_SCALE))  # NaN stays
+    row_max = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
+    scale = torch.where(row_max == 0, 1.0, (row_max / MAX_CODES[dtype]).clamp(min=MIN_SCALE))  # NaN stays
     return values / scale[:, None], scale
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """Returns the allowed errors of codes (T, N) and scales (T,) of `oracle`. `error` (T, N) is the error of the
-    values.
+    """Returns the allowed errors of the codes (T, N) and scales (T,) in `oracle`. `error` (T, N): the values' error.
 
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
-    A kernel may return zeros, with the scale 1, for a row of values within their error of 0 or below fp32's normal
-    numbers."""
+    Some rows have only values that are 0 within their error, or below fp32's normal numbers. For such a row a kernel
+    may return zeros with the scale 1."""
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
-    scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
-    largest = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
-    zero_rows = (largest > 0) & (largest <= row_error + 2.0**-126)
+    scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * scale
+    row_max = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
+    zero_rows = (row_max > 0) & (row_max <= row_error + 2.0**-126)
     scale_error = scale_error.clamp(min=zero_rows.double())
     code_error = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
-    code_error = code_error.clamp(min=2.0 * LARGEST[dtype] * zero_rows[:, None].double())
+    code_error = code_error.clamp(min=2.0 * MAX_CODES[dtype] * zero_rows[:, None].double())
     if dtype == "int8":
         return code_error + 0.5, scale_error
     # Three bits behind the leading bit; below 2**-6 the steps stay 2**-9.
-    exponent = torch.frexp((codes.abs() + code_error).clamp(min=2.0**-9)).exponent.clamp(min=-5)
-    return code_error + torch.ldexp(torch.full_like(codes, 2.0**-5), exponent), scale_error
+    code_exponent = torch.frexp((codes.abs() + code_error).clamp(min=2.0**-9)).exponent.clamp(min=-5)
+    return code_error + torch.ldexp(torch.full_like(codes, 2.0**-5), code_exponent), scale_error

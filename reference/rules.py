@@ -11,18 +11,18 @@ import torch
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """Raises `ValueError` unless `tensor` has the given `shape`. None stands for any size."""
+    """Raises `ValueError` unless `tensor` has the given `shape`. A None in `shape` allows any size."""
     sizes = tensor.shape
     if sizes == shape:  # the usual case
         return
     if len(sizes) == len(shape):
-        for expected, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
-            if expected is not None and expected != size:
+        for expected_size, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
+            if expected_size is not None and expected_size != size:
                 break
         else:
             return
-    text = ", ".join("*" if size is None else str(size) for size in shape)
-    raise ValueError(f"{name}: expected shape ({text}), got {tuple(sizes)}")
+    shape_text = ", ".join("*" if size is None else str(size) for size in shape)
+    raise ValueError(f"{name}: expected shape ({shape_text}), got {tuple(sizes)}")
 
 
 def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
@@ -40,11 +40,11 @@ def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None
 
 
 def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
-    """Raises `ValueError` unless each token has a slot below `slots` that no other token has, or -1 for no slot."""
+    """Raises `ValueError` if a slot is not below `slots`, or if two tokens have the same slot. -1 means no slot."""
     check_values("slot_mapping", slot_mapping, -1, slots - 1)
-    slot_ids, times = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
-    if bool((times > 1).any()):
-        raise ValueError(f"slot_mapping: expected each slot at most once, got {int(slot_ids[times > 1][0])} again")
+    slot_ids, slot_uses = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
+    if bool((slot_uses > 1).any()):
+        raise ValueError(f"slot_mapping: expected each slot at most once, got {int(slot_ids[slot_uses > 1][0])} again")
 
 
 def check_offsets(name: str, offsets: torch.Tensor, end: int) -> None:

@@ -1,10 +1,10 @@
 """Draws one token per row of logits, with penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max
 draw.
 
-Before the draw, a row's logits may be edited by a bias, by penalties of earlier tokens, and by a mask of allowed
-tokens. The draw is an exponential race: argmax(log p - log E), with E exponential, is a draw from p. E is keyed by
-seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not on
-the other rows. Every correct kernel draws the same token.
+Before the draw, a bias, penalties for earlier tokens, and a mask of allowed tokens may edit a row's logits. The draw is
+an exponential race: argmax(log p - log E), with E exponential, is a draw from p. E depends only on seed, position and
+token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not on the other rows.
+Every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -75,19 +75,20 @@ def reference(
         if t == 0:
             tokens.append(int(row.argmax()))
             continue
-        law = support(row, t, k, p, m)
-        tokens.append(int((law.scores - race(s, n, len(row))).masked_fill(~law.kept, -math.inf).argmax()))
+        row_law = support(row, t, k, p, m)
+        tokens.append(int((row_law.scores - race(s, n, len(row))).masked_fill(~row_law.kept, -math.inf).argmax()))
     token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     if top_n is None:
         return token_ids
-    likely = torch.sort(logits.double(), dim=-1, descending=True, stable=True)[1][:, :top_n]
-    ids = torch.cat([token_ids[:, None], likely], dim=1)
-    return token_ids, ids, logits.double().log_softmax(-1).gather(1, ids)
+    likely_tokens = torch.sort(logits.double(), dim=-1, descending=True, stable=True)[1][:, :top_n]
+    logprob_ids = torch.cat([token_ids[:, None], likely_tokens], dim=1)
+    return token_ids, logprob_ids, logits.double().log_softmax(-1).gather(1, logprob_ids)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal logits with standard deviation `sigma` (default 3, as in language models). Every row has the case's
-    settings. With `penalties` a row edits up to 24 tokens; with `allowed` about half of the tokens may be drawn."""
+    """Makes normal logits with standard deviation `sigma` (default 3, as in language models). All rows have one
+    setting. With `penalties` up to 24 tokens of a row are edited; with `allowed` about half of the tokens are allowed.
+    """
     B, V = int(case["B"]), int(case["V"])
     sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
@@ -109,14 +110,14 @@ def _place(device: torch.device) -> torch.device:
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Makes penalties for each row, and 0 to 24 edits of random tokens for each row, but never of token 0. Counts lie
-    between -1 and 3, and some biases are -inf."""
+    """Makes penalties for each row, and edits of 0 to 24 random tokens for each row. Token 0 is never edited. Counts
+    lie between -1 and 3, and some biases are -inf."""
     generator = torch.Generator().manual_seed(seed)
     max_edits = min(V - 1, 24)
     edit_numbers = torch.randint(0, max_edits + 1, (B,), generator=generator)
     edit_numbers[:1], edit_numbers[3::4] = max_edits, 0
     N = int(edit_numbers.sum())
-    ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edit_numbers.tolist()]
+    edited_ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edit_numbers.tolist()]
     bias = torch.randn(N, generator=generator)
     bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
@@ -124,7 +125,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
         "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
         "frequency_penalty": torch.tensor([0.25, 0.0, 1.1, -0.3])[torch.arange(B) % 4],
         "edit_offsets": offsets_of(edit_numbers),
-        "edit_ids": torch.cat(ids).int() if B else torch.zeros(0, dtype=torch.int32),
+        "edit_ids": torch.cat(edited_ids).int() if B else torch.zeros(0, dtype=torch.int32),
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
         "edit_bias": bias,
     }
@@ -147,13 +148,14 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs with exact arithmetic: 2**n equal logits and -inf. A kernel that may draw a wrong token
-    fails.
+    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf: the arithmetic is exact, so a
+    kernel that may draw a wrong token fails.
 
-    Then one large logit; rows of one batch with different settings, some greedy; and edits that decide the token. A
-    case without min_p gets no min_p, and no batch of greedy and random rows, because a kernel may not support these."""
+    Then yields one large logit, batches of rows with different settings (some greedy), and edits that decide the token.
+    A case without min_p gets no min_p, and no batch of greedy and random rows, because a kernel may not support these.
+    """
     V = int(case["V"])
-    ties = (
+    tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
         ("top_p reached exactly keeps no more", 4, (0.7, 0, 0.5, 0.0)),
         ("top_p keeps the token that crosses", 4, (1.0, 0, 0.5 + 2.0**-20, 0.0)),
@@ -163,7 +165,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         ("tiny top_p keeps one", 8, (2.0, 0, 1e-9, 0.0)),
         ("one token", 1, (1.5, 0, 0.9, 0.1)),
     )
-    for (label, count, setting), rows in zip(ties, (64, 8, 1, 8, 2, 1, 1, 1), strict=True):
+    for (case_label, count, setting), rows in zip(tie_cases, (64, 8, 1, 8, 2, 1, 1, 1), strict=True):
         if count > V or (setting[3] and not case["min_p"]):
             continue
         logits = torch.full((rows, V), -math.inf)
@@ -171,16 +173,16 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         for row in logits:
             row[torch.randperm(V, generator=generator)[:count]] = 0.5
         inputs = {"logits": logits.to(device, scheme.activation)} | settings([setting] * rows, device, seed)
-        yield label, inputs
+        yield case_label, inputs
     for token in sorted({0, V // 2, V - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["logits"][:, token] = 200.0
         yield f"token {token} dominates", inputs
     # Whole numbers tie often; among ties the lowest index wins.
     logits = randn(8, V, dtype=torch.float32, device=device, seed=seed, scale=3.0).round()
-    kinds = [(0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0)]
-    kinds += [(0.0, 0, 1.0, 0.0), (1.3, 0, 1.0, 0.1)] if case["min_p"] else kinds
-    row_settings = settings(kinds * 2, device, seed)
+    setting_rows = [(0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0)]
+    setting_rows += [(0.0, 0, 1.0, 0.0), (1.3, 0, 1.0, 0.1)] if case["min_p"] else setting_rows
+    row_settings = settings(setting_rows * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | row_settings
     yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | row_settings
     empty_edits = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
@@ -194,21 +196,21 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
     """Makes edits that decide which token is drawn. The first token gets a bias of 100. The last token gets a bias of
-    150, and a penalty of 300 or, in odd rows, a mask too."""
-    last = V - 1
+    150 and a penalty of 300; in odd rows, a mask also forbids the last token."""
+    last_token = V - 1
     mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
-    mask[1::2, last // 32] ^= torch.tensor(1).bitwise_left_shift(last % 32).int()
-    row_edits = [(0, -1, 100.0)] + ([(last, 2, 150.0)] if last else [])
-    ids, counts, bias = (torch.tensor(column).repeat(B) for column in zip(*row_edits, strict=True))
+    mask[1::2, last_token // 32] ^= torch.tensor(1).bitwise_left_shift(last_token % 32).int()
+    row_edits = [(0, -1, 100.0)] + ([(last_token, 2, 150.0)] if last_token else [])
+    edited_ids, token_counts, bias = (torch.tensor(column).repeat(B) for column in zip(*row_edits, strict=True))
     edits = {
         "repetition_penalty": torch.full((B,), 1.5),
         "presence_penalty": torch.full((B,), 100.0),
         "frequency_penalty": torch.full((B,), 100.0),
         "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * len(row_edits),
-        "edit_ids": ids.int(),
-        "edit_counts": counts.int(),
+        "edit_ids": edited_ids.int(),
+        "edit_counts": token_counts.int(),
         "edit_bias": bias,
-        "allowed": mask if last else torch.full_like(mask, -1),
+        "allowed": mask if last_token else torch.full_like(mask, -1),
         "top_n": min(3, V),
     }
     return {
@@ -221,17 +223,17 @@ def cost(args: Arguments) -> Cost:
     that may still be drawn needs two logarithms. After top_p or min_p only one token is counted, because the number
     depends on the logits. Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
-    sfu = 0 if args.top_n is None else B * V
+    sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
     for t, k, p, m in zip(*(setting.tolist() for setting in settings), strict=True):
         if t > 0:
             kept_tokens = min(k, V) if k else V
-            sfu += (kept_tokens if p < 1 else 0) + 2 * (kept_tokens if p == 1 and m == 0 else 1)
+            sfu_ops += (kept_tokens if p < 1 else 0) + 2 * (kept_tokens if p == 1 and m == 0 else 1)
     return Cost(
         read_bytes=nbytes(args.logits, *settings, args.seed, args.position, *edits_of(vars(args)).tensors.values()),
         write_bytes=8 * B + (0 if args.top_n is None else 12 * B * (1 + args.top_n)),
         vector_flops=float(B * V),  # one comparison each; Philox is integer work
-        sfu_ops=float(sfu),
+        sfu_ops=float(sfu_ops),
     )
 
 
@@ -240,17 +242,17 @@ def _case(B: int, V: int, temperature: float = 1.0, top_k: int = 0, top_p: float
 
 
 def _model(V: int) -> tuple[Case, ...]:
-    kinds = ((0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 50, 0.95), (0.8, 0, 0.95))
-    return tuple(_case(B, V, *kind) for B in (1, 16) for kind in kinds)
+    setting_rows = ((0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 50, 0.95), (0.8, 0, 0.95))
+    return tuple(_case(B, V, *setting_row) for B in (1, 16) for setting_row in setting_rows)
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """Makes a test case with these values. Returns None if `top_n` is more than V, or if the case is too large."""
+    """Makes a test case from drawn values. Returns None if `top_n` is more than V, or if the case is too large."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
-FP32_DTYPES, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
-PENALTY = Argument("B", FP32_DTYPES, "contiguous", optional=True)
+FP32_DTYPES, NUMBER, INT32_DTYPES = (torch.float32,), (torch.int64,), (torch.int32,)
+PENALTY_ARGUMENT = Argument("B", FP32_DTYPES, "contiguous", optional=True)
 CONTRACT = Contract(
     {
         "logits": Argument("B V", FLOATS),
@@ -258,11 +260,11 @@ CONTRACT = Contract(
         "top_k": Argument("B", (torch.int32,)),
         **{"top_p": Argument("B", FP32_DTYPES), "min_p": Argument("B", FP32_DTYPES)},
         **{"seed": Argument("B", NUMBER), "position": Argument("B", NUMBER)},
-        **{f"{name}_penalty": PENALTY for name in ("repetition", "presence", "frequency")},
-        "edit_offsets": Argument("B+1", EDIT, optional=True),
-        **{name: Argument("N", EDIT, optional=True) for name in ("edit_ids", "edit_counts")},
+        **{f"{name}_penalty": PENALTY_ARGUMENT for name in ("repetition", "presence", "frequency")},
+        "edit_offsets": Argument("B+1", INT32_DTYPES, optional=True),
+        **{name: Argument("N", INT32_DTYPES, optional=True) for name in ("edit_ids", "edit_counts")},
         "edit_bias": Argument("N", FP32_DTYPES, optional=True),
-        "allowed": Argument("B words", EDIT, "contiguous", optional=True),
+        "allowed": Argument("B words", INT32_DTYPES, "contiguous", optional=True),
     },
     {
         "tokens": Result("B", torch.int64),

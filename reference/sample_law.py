@@ -16,7 +16,7 @@ MASS_TOLERANCE = 4e-6
 """fp32's error of a cumulative probability: a token this close to top_p may be inside or outside the support."""
 
 
-EDITED = ("logits", "repetition_penalty", "presence_penalty", "frequency_penalty") + (
+EDIT_ARGUMENTS = ("logits", "repetition_penalty", "presence_penalty", "frequency_penalty") + (
     *("edit_offsets", "edit_ids", "edit_counts", "edit_bias"),
     "allowed",
 )
@@ -52,34 +52,34 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
     ranking = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
-    ranked = torch.exp(ranking[:n] - ranking[0])
+    top_weights = torch.exp(ranking[:n] - ranking[0])
     # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.
-    is_exact = bool((ranked == 1).all()) and n & (n - 1) == 0
+    is_exact = bool((top_weights == 1).all()) and n & (n - 1) == 0
     in_support = top_k_mask = _first(scores, ranking, n)
-    doubtful = torch.zeros_like(in_support)
+    doubtful_mask = torch.zeros_like(in_support)
     if top_p < 1:
-        through = (ranked / ranked.sum()).cumsum(0)
-        mass_before = torch.cat([through.new_zeros(1), through[:-1]])
+        cumulative_mass = (top_weights / top_weights.sum()).cumsum(0)
+        mass_before = torch.cat([cumulative_mass.new_zeros(1), cumulative_mass[:-1]])
         in_support = _first(scores, ranking, int((mass_before < top_p).sum()))
         if not is_exact:
             edge_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful = torch.logical_xor(*(_first(scores, ranking, count) for count in edge_counts))
+            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, count) for count in edge_counts))
     gap = ranking[0] - scores
     weights = torch.exp(-gap)
     if min_p > 0:
         in_support = in_support & (weights >= min_p)
         if not is_exact:
-            doubtful |= top_k_mask & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
-    law = torch.where(in_support, weights, 0.0)
-    return Support(law / law.sum(), in_support, doubtful, scores)
+            doubtful_mask |= top_k_mask & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
+    law_weights = torch.where(in_support, weights, 0.0)
+    return Support(law_weights / law_weights.sum(), in_support, doubtful_mask, scores)
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
     """Returns a mask (V,) of the `count` best tokens: by score, then by index. `ordered` holds the sorted scores."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
-    above_mask, ties = scores > ordered[count - 1], scores == ordered[count - 1]
-    return above_mask | (ties & (ties.cumsum(0) <= count - above_mask.sum()))
+    above_mask, tie_mask = scores > ordered[count - 1], scores == ordered[count - 1]
+    return above_mask | (tie_mask & (tie_mask.cumsum(0) <= count - above_mask.sum()))
 
 
 def edited(
@@ -102,20 +102,20 @@ def edited(
         neutral = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
         tensors = (repetition_penalty, presence_penalty, frequency_penalty)
         penalties = [off if value is None else value.cpu().numpy() for value, off in zip(tensors, neutral, strict=True)]
-        offsets, ids, counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
+        offsets, token_ids, token_counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
         bias = edit_bias.cpu().numpy()
         for b in range(B):
             repetition, presence, frequency = (values[b] for values in penalties)
             for i in range(offsets[b], offsets[b + 1]):
-                x = rows[b, ids[i]] + bias[i]
-                if counts[i] >= 0:
+                x = rows[b, token_ids[i]] + bias[i]
+                if token_counts[i] >= 0:
                     x = x / repetition if x > 0 else x * repetition
-                if counts[i] > 0:
-                    x = x - (frequency * np.float32(counts[i]) + presence)
-                rows[b, ids[i]] = x
+                if token_counts[i] > 0:
+                    x = x - (frequency * np.float32(token_counts[i]) + presence)
+                rows[b, token_ids[i]] = x
     if allowed is not None:
-        bits = np.unpackbits(allowed.cpu().contiguous().numpy().view(np.uint8), axis=1, bitorder="little")
-        rows[bits[:, : rows.shape[1]] == 0] = -math.inf
+        allowed_bits = np.unpackbits(allowed.cpu().contiguous().numpy().view(np.uint8), axis=1, bitorder="little")
+        rows[allowed_bits[:, : rows.shape[1]] == 0] = -math.inf
     return torch.from_numpy(rows)
 
 
@@ -123,11 +123,11 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     """Checks that a greedy token equals the reference's, and that a random token is in the support and has the best
     score.
 
-    A score is logit / T - log E, with T the temperature and E exponential noise. The support is the set of tokens that
-    may be drawn, in fp64 arithmetic. Tokens within `MASS_TOLERANCE` of its edge count too, unless the row's arithmetic
-    is exact. The fp64 score may be below the best score of the certain tokens by the fp32 error of both scores. With g
-    = (best logit - logit) / T, the error of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| +
-    1)."""
+    The support is the set of tokens that may be drawn, in fp64 arithmetic. Tokens within `MASS_TOLERANCE` of its edge
+    are doubtful, and count too, unless the row's arithmetic is exact. A score is logit / T - log E, with T the
+    temperature and E exponential noise. The token's fp64 score may be below the best score of the tokens that are not
+    doubtful, but at most by the fp32 errors of both scores. With g = (best logit - logit) / T, the error of one score
+    is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| + 1)."""
     return _compare(actual, oracle, inputs, wins=True)
 
 
@@ -141,34 +141,34 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
     drawn_tokens, expected = actual[0], oracle[0].cpu()
     if drawn_tokens.shape != expected.shape or drawn_tokens.dtype != torch.int64:
         note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn_tokens.shape)} {drawn_tokens.dtype}"
-        bad = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
-        return [bad, *_compare_logprobs(actual, oracle, inputs)]
-    rows = edited(**{name: value for name, value in inputs.items() if name in EDITED})
-    worst, worst_row, errors, largest = 0.0, 0, 0, 0.0
-    for b, (token, best) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
-        if token == best:
+        failed_stats = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
+        return [failed_stats, *_compare_logprobs(actual, oracle, inputs)]
+    rows = edited(**{name: value for name, value in inputs.items() if name in EDIT_ARGUMENTS})
+    worst, worst_row, errors, max_err = 0.0, 0, 0, 0.0
+    for b, (token, best_token) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
+        if token == best_token:
             continue
-        error, ratio = _judge_row(token, best, rows[b], inputs, b, wins)
+        error, ratio = _judge_row(token, best_token, rows[b], inputs, b, wins)
         errors += not ratio <= 1
         if not ratio <= worst:
-            worst, worst_row, largest = ratio, b, error
-    tokens = ErrorStats("tokens", errors == 0, largest, worst, errors, expected.numel(), (worst_row,) if errors else ())
+            worst, worst_row, max_err = ratio, b, error
+    tokens = ErrorStats("tokens", errors == 0, max_err, worst, errors, expected.numel(), (worst_row,) if errors else ())
     return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities. The drawn token's id comes from the kernel. Other ids must be exact, because
+    """Compares ids and log-probabilities. The first id is the kernel's drawn token. Other ids must be exact, because
     nothing is rounded before them. The tolerance is the error of the sum plus the error of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
     V = logits.shape[1]
     token_ids = torch.cat([actual[0].cpu()[:, None].clamp(0, V - 1), oracle[1].cpu()[:, 1:]], dim=1)
-    likely = logits.log_softmax(-1).gather(1, token_ids)
-    gap = (logits.max(-1, keepdim=True).values - logits.gather(1, token_ids)).nan_to_num(posinf=0.0)
-    limit = MASS_TOLERANCE + SCORE_ULPS * FP32_ROUNDOFF * (gap + likely.abs().nan_to_num(posinf=0.0) + 1)
-    ids = elementwise("logprob_ids", actual[1].cpu(), token_ids, torch.zeros_like(likely))
-    return [ids, elementwise("logprobs", actual[2].cpu(), likely, limit)]
+    token_logprobs = logits.log_softmax(-1).gather(1, token_ids)
+    logit_gap = (logits.max(-1, keepdim=True).values - logits.gather(1, token_ids)).nan_to_num(posinf=0.0)
+    limit = MASS_TOLERANCE + SCORE_ULPS * FP32_ROUNDOFF * (logit_gap + token_logprobs.abs().nan_to_num(posinf=0.0) + 1)
+    id_stats = elementwise("logprob_ids", actual[1].cpu(), token_ids, torch.zeros_like(token_logprobs))
+    return [id_stats, elementwise("logprobs", actual[2].cpu(), token_logprobs, limit)]
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
@@ -178,18 +178,18 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
         return math.inf, math.inf
     if not wins:
         return (0.0, 0.0) if _tied_or_in_support(row, token, *settings[:4]) else (math.inf, math.inf)
-    law = support(row, *settings[:4])
-    if not bool(law.kept[token] | law.doubtful[token]):
+    row_support = support(row, *settings[:4])
+    if not bool(row_support.kept[token] | row_support.doubtful[token]):
         return math.inf, math.inf
     noise = race(settings[4], settings[5], len(row))
-    scores = law.scores - noise
-    certain = law.kept & ~law.doubtful
-    if bool(certain.any()):
-        best = int(scores.masked_fill(~certain, -math.inf).argmax())
+    scores = row_support.scores - noise
+    certain_mask = row_support.kept & ~row_support.doubtful
+    if bool(certain_mask.any()):
+        best = int(scores.masked_fill(~certain_mask, -math.inf).argmax())
     max_error = 0.0
     for i in (token, best):
-        gap = float(law.scores.max() - law.scores[i])
-        max_error += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(law.scores[i])) + gap + abs(float(noise[i])) + 1)
+        gap = float(row_support.scores.max() - row_support.scores[i])
+        max_error += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(row_support.scores[i])) + gap + abs(float(noise[i])) + 1)
     error = max(0.0, float(scores[best] - scores[token]))
     return error, error / max_error
 
@@ -197,8 +197,8 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Returns whether `token` is in the row's support, or ties with the last token of the support. Nothing is sorted,
-    because a kernel with its own random numbers draws another token in almost every row."""
+    """Returns whether `token` is in the row's support, or ties with the last token of the support. Sorts nothing, to be
+    fast: kernels with their own random numbers need this check for almost every row."""
     scores = row.double() / temperature
     above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())

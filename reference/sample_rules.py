@@ -27,13 +27,13 @@ class Edits:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the arguments that are not None, by name."""
-        named_tensors = ((item.name, getattr(self, item.name)) for item in fields(self))
+        named_tensors = ((edit_field.name, getattr(self, edit_field.name)) for edit_field in fields(self))
         return {name: value for name, value in named_tensors if value is not None}
 
 
-EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
+EDIT_NAMES = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
 """The names of the edits of which a call gives all or none."""
-SETTINGS = ("temperature", "top_k", "top_p", "min_p")
+SETTING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 
 
 def settings_fit(arguments: CallArguments, dims: Dims) -> None:
@@ -44,31 +44,31 @@ def settings_fit(arguments: CallArguments, dims: Dims) -> None:
     if top_n is not None and not 0 <= top_n <= V:
         raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
     edits = edits_of(arguments)
-    missing = [name for name in EDITS if name not in edits.tensors]
+    missing_edits = [name for name in EDIT_NAMES if name not in edits.tensors]
     other_edits = sorted(set(edits.tensors) - {"allowed"})
-    if missing and other_edits:
-        raise ValueError(f"{missing[0]}: expected a tensor beside {', '.join(other_edits)}, got None")
+    if missing_edits and other_edits:
+        raise ValueError(f"{missing_edits[0]}: expected a tensor beside {', '.join(other_edits)}, got None")
     if edits.allowed is not None and dims["words"] != -(-V // 32):
         raise ValueError(f"allowed: expected {-(-V // 32)} words, a bit for each token, got {dims['words']}")
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if a setting or an edit of a row is out of range."""
-    for row, row_settings in enumerate(zip(*(arguments[name].tolist() for name in SETTINGS), strict=True)):
+    for row, row_settings in enumerate(zip(*(arguments[name].tolist() for name in SETTING_NAMES), strict=True)):
         _check_row(row, *row_settings)
     _check_edit_values(edits_of(arguments), dims["V"])
 
 
 def finite_rows(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if the largest logit of a row is NaN or infinite."""
-    largest = arguments["logits"].float().amax(1)  # NaN if the row has a NaN
-    for row in (~largest.isfinite()).nonzero().flatten().tolist()[:1]:
-        raise ValueError(f"logits: row {row}: expected a finite largest value, got {largest[row].item()}")
+    row_max = arguments["logits"].float().amax(1)  # NaN if the row has a NaN
+    for row in (~row_max.isfinite()).nonzero().flatten().tolist()[:1]:
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {row_max[row].item()}")
 
 
 def edits_of(arguments: CallArguments) -> Edits:
     """Returns the edit tensors among the arguments of a call."""
-    return Edits(**{item.name: arguments.get(item.name) for item in fields(Edits)})
+    return Edits(**{edit_field.name: arguments.get(edit_field.name) for edit_field in fields(Edits)})
 
 
 def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
@@ -89,23 +89,23 @@ def _check_edit_values(edits: Edits, V: int) -> None:
         values = edits.tensors.get(name)
         for row, value in enumerate(() if values is None else values.tolist()):
             if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
-                expected = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
-                raise ValueError(f"{name}: expected {expected}, got {value} in row {row}")
-    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or ids is None or counts is None or bias is None:
+                expected_text = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
+                raise ValueError(f"{name}: expected {expected_text}, got {value} in row {row}")
+    offsets, token_ids, token_counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is None or token_ids is None or token_counts is None or bias is None:
         return
-    check_offsets("edit_offsets", offsets, len(ids))
-    rows = torch.arange(len(offsets) - 1, device=ids.device).repeat_interleave(offsets.diff())
-    faults = (
-        ("edit_ids", ids, (ids < 0) | (ids >= V), f"0 to {V - 1}"),
-        ("edit_counts", counts, counts < -1, ">= -1"),
+    check_offsets("edit_offsets", offsets, len(token_ids))
+    rows = torch.arange(len(offsets) - 1, device=token_ids.device).repeat_interleave(offsets.diff())
+    fault_checks = (
+        ("edit_ids", token_ids, (token_ids < 0) | (token_ids >= V), f"0 to {V - 1}"),
+        ("edit_counts", token_counts, token_counts < -1, ">= -1"),
         ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
     )
-    for name, values, wrong_mask, expected in faults:
+    for name, values, wrong_mask, expected_text in fault_checks:
         if bool(wrong_mask.any()):
             index = int(wrong_mask.int().argmax())
-            raise ValueError(f"{name}: expected {expected}, got {values[index].item()} in row {int(rows[index])}")
-    unique, times = torch.unique(rows * V + ids, return_counts=True)
-    if len(unique) < len(ids):
-        twice = int(unique[times > 1][0])
-        raise ValueError(f"edit_ids: expected each token once in a row, got {twice % V} again in row {twice // V}")
+            raise ValueError(f"{name}: expected {expected_text}, got {values[index].item()} in row {int(rows[index])}")
+    unique_keys, key_counts = torch.unique(rows * V + token_ids, return_counts=True)
+    if len(unique_keys) < len(token_ids):
+        repeat = int(unique_keys[key_counts > 1][0])
+        raise ValueError(f"edit_ids: expected each token once in a row, got {repeat % V} again in row {repeat // V}")

@@ -1,4 +1,4 @@
-"""silu_and_mul: the gated activation of SwiGLU, silu(gate) * up.
+"""silu_and_mul: computes the gated activation of SwiGLU, silu(gate) * up.
 
 Shazeer, "GLU Variants Improve Transformer", 2020.
 """
@@ -45,13 +45,13 @@ def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal values with standard deviation 2, so that gates lie on both sides of 0, where silu bends."""
+    """Makes normal values with standard deviation 2, so that gates lie on both sides of 0, where silu is curved."""
     T, I = int(case["T"]), int(case["I"])
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: per output two reads, a write, an exp, a reciprocal and four FLOPs (negate, add, multiply)."""
+    """Returns the cost: two reads, a write, an exp, a reciprocal and four FLOPs per output element."""
     T, width = args.x.shape
     outputs = T * width // 2
     written_bytes = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
@@ -59,41 +59,41 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
+    """Returns (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
-    exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative error of |gate| u_32. Twice this error is
-    allowed, because log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32
-    each. A sigmoid below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls
-    round silu(gate) before the product. u_32 and u_out are the unit roundoffs of fp32 and of the output."""
+    u_32 and u_out are the unit roundoffs of fp32 and of the output. exp2(gate log2(e)) in fp32 rounds its argument,
+    which costs a relative error of |gate| u_32. Twice this error is allowed, because log2(e) is rounded too. The exp,
+    the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid below 2**-126 may be flushed to 0.
+    Two roundings to the dtype are allowed, because library calls round silu(gate) before the product."""
     gate, up = (operand.abs() for operand in halves(inputs["x"]))
-    relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
-    return limits(inputs, oracle, scheme, relative, 2.0**-126 * gate * up)
+    relative_error = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
+    return limits(inputs, oracle, scheme, relative_error, 2.0**-126 * gate * up)
 
 
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
     """Returns the allowed errors of a gated activation with the fp32 errors `relative` and `absolute`, both (T, I).
 
-    A 16-bit value is rounded twice, and `up` scales the first subnormal error. A value that will be quantised is not
-    rounded before."""
-    quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
+    A 16-bit result may be rounded twice, and `up` multiplies the subnormal error of the first rounding. A result that
+    is quantised is not rounded before."""
+    quantize, dtype_info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
         values = oracle[0] * oracle[1][:, None]
         return quantized_limits(oracle, relative * values.abs() + absolute, quantize)
     _, up = halves(inputs["x"])
-    subnormal = info.smallest_normal * info.eps / 2 * (1.0 + up.abs())
-    return ((relative + info.eps) * oracle[0].abs() + absolute + subnormal,)
+    subnormal = dtype_info.smallest_normal * dtype_info.eps / 2 * (1.0 + up.abs())
+    return ((relative + dtype_info.eps) * oracle[0].abs() + absolute + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: gates in the first and last column are so large that a simple exp(-gate) overflows."""
+    """Yields adversarial inputs: in the first and last column, gates for which a simple exp(-gate) overflows."""
     half_width = int(case["I"])
     for gate in PLANTED_GATES:
         inputs = make_inputs(case, scheme, device, seed)
         inputs["x"][:, 0] = gate
         inputs["x"][:, half_width - 1] = gate
         yield f"gate={gate:g}", inputs
-    for label, size in magnitudes(scheme.activation, 1):
-        yield label, {**inputs, "x": of_size(inputs["x"], size**0.5)}
+    for size_label, size in magnitudes(scheme.activation, 1):
+        yield size_label, {**inputs, "x": of_size(inputs["x"], size**0.5)}
 
 
 def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
@@ -101,7 +101,7 @@ def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
     return tuple(Case(T=T, I=I) for T, I in shapes)
 
 
-EDGES = cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537))
+EDGE_CASES = cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537))
 DOMAIN = Domain(
     {"T": Sizes(1, 131_000, empty=True), "I": Sizes(1, 70_000, model="intermediate expert_intermediate")}, Case
 )
@@ -116,7 +116,7 @@ SPEC = OpSpec(
     outputs=("out", "scale"),
     cases={
         "smoke": cases((8, 64)),
-        "edge": EDGES,
+        "edge": EDGE_CASES,
         "smollm2_135m": cases((1, 1536), (16, 1536), (512, 1536)),
         "qwen3_0_6b": cases((1, 3072), (16, 3072), (512, 3072)),
         "llama3_8b": cases((1, 14336), (16, 14336), (2048, 14336)),

@@ -32,21 +32,21 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
+    """Returns (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
 
-    gap = max - x. The product of gap and log2(e) is rounded; after the exp this is a relative error of gap u_32. The
-    terms of the sum have the same error. A result below 2**-126 may be flushed to 0."""
+    c = 4, gap = max - x; u_32 and u_out are the unit roundoffs of fp32 and of the output. The product of gap and
+    log2(e) is rounded; after the exp this is a relative error of gap u_32. The terms of the sum have the same error. A
+    result below 2**-126 may be flushed to 0."""
     x = inputs["x"].double()
     gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
-    relative = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * gap.clamp(max=1000.0)) * FP32_ROUNDOFF
+    relative_error = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * gap.clamp(max=1000.0)) * FP32_ROUNDOFF
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return ((relative + scheme.unit_roundoff) * oracle[0] + 2.0**-126 + subnormal,)
+    return ((relative_error + scheme.unit_roundoff) * oracle[0] + 2.0**-126 + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: at each tile edge in a row, one column has most of the sum. Then rows that overflow
-    unless the maximum is subtracted. Then long runs of -inf columns, longer than any tile. Then the largest magnitudes.
-    """
+    """Yields adversarial inputs: one column, at a tile edge in a row, has most of the sum. Also yields rows that
+    overflow unless the maximum is subtracted, runs of -inf longer than any tile, and the largest magnitudes."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -59,7 +59,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"][:, 1::2] = -math.inf
     yield "every second -inf", inputs
-    for label, finite in (
+    for values_label, finite_value in (
         ("first half", slice(H // 2, None)),
         ("last half", slice(None, (H + 1) // 2)),
         ("all but the first", slice(None, 1)),
@@ -67,8 +67,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     ):
         inputs = make_inputs(case, scheme, device, seed)
         x = torch.full_like(inputs["x"], -math.inf)
-        x[:, finite] = inputs["x"][:, finite]
-        yield f"{label} -inf", {"x": x}
+        x[:, finite_value] = inputs["x"][:, finite_value]
+        yield f"{values_label} -inf", {"x": x}
     inputs = make_inputs(case, scheme, device, seed)
     yield "magnitudes of 60,000", {"x": of_size(inputs["x"], 6e4)}
 

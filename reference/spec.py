@@ -40,20 +40,20 @@ class Case(Mapping[str, Scalar]):
 
     @property
     def id(self) -> str:
-        """Returns the text form, such as `M=64,N=48`. The keys have the order in which the op declares them."""
+        """Returns the text form, such as `M=64,N=48`. The keys are in the op's order."""
         return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Parses a case from its text, such as `M=64,N=48`. Raises `ValueError` on any other form."""
+        """Parses a case from text such as `M=64,N=48`. Raises `ValueError` if the text has another form."""
 
         def read(key: str, value: str) -> Scalar:
             if not key.isidentifier():
                 raise ValueError
             return scalar(value)
 
-        expected = "case: expected comma-separated KEY=VALUE pairs, each key once"
-        return cls(**values_by_name(text.split(","), expected, read))
+        expected_text = "case: expected comma-separated KEY=VALUE pairs, each key once"
+        return cls(**values_by_name(text.split(","), expected_text, read))
 
     def __getitem__(self, key: str) -> Scalar:
         return self._values[key]
@@ -86,9 +86,9 @@ def scalar(text: str) -> Scalar:
     """Parses one value of a case from `text`: a boolean, a number or a word."""
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text
@@ -147,8 +147,8 @@ def get_scheme(name: str) -> Scheme:
 class Arguments(SimpleNamespace):
     """Holds the arguments of an op call as attributes. A missing argument has the default of the reference.
 
-    A kernel also gets `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`). `device` is there because
-    `meta` tensors do not show the real device.
+    A kernel also gets `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`). `device` is needed because a
+    `meta` tensor does not show the real device.
     """
 
     def but(self, **changes: Any) -> Arguments:
@@ -236,16 +236,16 @@ class OpSpec:
         assert self.tolerance is not None, "held by __post_init__"
         limits = self.tolerance(inputs, oracle, scheme)
         names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
-        return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
+        return [elementwise(name, out, expected_output, limit) for name, out, expected_output, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
         """Returns all arguments of a call: `inputs`, `more`, and the defaults of the reference."""
-        defaults = {item.name: item.default for item in self.parameters if item.default is not item.empty}
+        defaults = {param.name: param.default for param in self.parameters if param.default is not param.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
     def call(self) -> str:
         """Returns the signature of a kernel of this op as text: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
-        untyped_parameters = [item.replace(annotation=item.empty) for item in self.parameters]
+        untyped_parameters = [parameter.replace(annotation=parameter.empty) for parameter in self.parameters]
         return f"{self.name}{inspect.Signature(untyped_parameters)}"
 
     def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
@@ -258,7 +258,7 @@ class OpSpec:
         return Traffic(cost.read_bytes, cost.write_bytes)
 
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-        """Yields the op's own adversarial inputs, then the adversarial inputs that all ops with a contract share."""
+        """Yields sets of adversarial inputs: the op's own, then those that all ops with a contract share."""
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:
@@ -270,7 +270,7 @@ class OpSpec:
         return as_tuple(self.reference(**inputs))
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
-        """Returns the outputs of a faulty kernel: the kernel makes the mistake that `wrong` lists under `name`."""
+        """Returns the outputs of a faulty kernel with the mistake that `wrong` lists under `name`."""
         result = self.wrong[name](self.arguments(inputs))
         return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
 
@@ -282,29 +282,29 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a suite, or of a suite file of `rooflab capture`. If the op lacks the suite, returns the
-        smoke cases for a suite of `DEFAULT_SUITES`, and no cases for any other suite."""
+        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. If the op does not have the suite,
+        returns its `smoke` cases for a suite in `DEFAULT_SUITES`, else no cases."""
         if captured.is_file(suite):
-            return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
+            return tuple(self.check_case(Case.parse(case_text)) for case_text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
 
     def check_case(self, case: Case) -> Case:
         """Returns `case` with its keys in the op's order: required keys, then the optional keys that are not off.
 
         Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type."""
-        template = {**self.cases["smoke"][0], **self.optional}
-        required_keys = [key for key in template if key not in self.optional]
-        if not set(required_keys) <= set(case) <= set(template):
-            also = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
-            example = self.cases["smoke"][0].id
-            raise ValueError(f"case: {self.name} takes the keys of {example}{also}, got {case.id}")
-        on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
-        ordered_values = {key: case[key] for key in (*required_keys, *on)}
+        template_values = {**self.cases["smoke"][0], **self.optional}
+        required_keys = [key for key in template_values if key not in self.optional]
+        if not set(required_keys) <= set(case) <= set(template_values):
+            optional_text = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
+            example_id = self.cases["smoke"][0].id
+            raise ValueError(f"case: {self.name} takes the keys of {example_id}{optional_text}, got {case.id}")
+        used_options = [key for key in self.optional if key in case and case[key] != self.optional[key]]
+        ordered_values = {key: case[key] for key in (*required_keys, *used_options)}
         for key, value in ordered_values.items():
-            sample = template[key]
-            numeric = isinstance(sample, float) and type(value) is int
-            if type(value) is not type(sample) and not numeric:
-                raise ValueError(f"case: expected {key} like {_text(sample)!r}, got {_text(value)!r}")
+            sample_value = template_values[key]
+            is_int_for_float = isinstance(sample_value, float) and type(value) is int
+            if type(value) is not type(sample_value) and not is_int_for_float:
+                raise ValueError(f"case: expected {key} like {_text(sample_value)!r}, got {_text(value)!r}")
             if type(value) is int and value < 0:
                 raise ValueError(f"case: expected {key} >= 0, got {value}")
         return Case(**ordered_values)
@@ -318,8 +318,8 @@ def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
 def randn(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
 ) -> torch.Tensor:
-    """Draws normal values with standard deviation `scale` and mean `mean`. On the device `meta` it computes nothing.
-    torch would compute in Python there, and the first such operation imports SymPy and its compiler, which takes 2 s.
+    """Draws normal values with standard deviation `scale` and mean `mean`. On the device `meta` it computes nothing,
+    because torch's first operation there would import SymPy and a compiler, which takes 2 s.
 
     Values are drawn in fp32 on the CPU and then rounded. So every device and dtype gets the same numbers up to
     rounding. More than 2**24 values are drawn on the device itself, because the CPU would take seconds."""
@@ -333,8 +333,8 @@ def randn(
     generator = torch.Generator(draw_device).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
     # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.
-    rounded = values.mul_(scale).to(device=device, dtype=dtype)
-    return rounded.add_(mean) if mean else rounded
+    rounded_values = values.mul_(scale).to(device=device, dtype=dtype)
+    return rounded_values.add_(mean) if mean else rounded_values
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

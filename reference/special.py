@@ -14,57 +14,57 @@ from rooflab.reference.contract import Contract
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields inputs with rows of zeros, and with one row of NaN, if the op's contract allows these rows.
 
-    16-bit inputs of a matrix product (`product`) get no row of NaN: oneDNN's bf16 product then also gives NaN in the
-    previous row."""
+    `product` says that the op is a matrix product. Its 16-bit inputs get no row of NaN, because oneDNN's bf16 product
+    then also gives NaN in the previous row."""
     rows = rows_of(contract, inputs)
-    for label, change in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
-        if change is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
+    for change_label, change_rows in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
+        if change_rows is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
             continue
-        values = {name: change(inputs[name], row_axis) for name, row_axis in rows.items()}
+        values = {name: change_rows(inputs[name], row_axis) for name, row_axis in rows.items()}
         new_inputs = {**inputs, **values}
         try:
             dims = contract.check(new_inputs, any_dtype=True)
-            for rule in (contract.bounds, contract.values):
-                if rule is not None:
-                    rule(new_inputs, dims)
+            for contract_rule in (contract.bounds, contract.values):
+                if contract_rule is not None:
+                    contract_rule(new_inputs, dims)
         except ValueError:
             continue
         if values:
-            yield f"values: {label}", new_inputs
+            yield f"values: {change_label}", new_inputs
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns, for each argument with rows, the index of the row dimension in its shape. This is the first dimension of
-    the first float tensor that is longer than 1 and that the results, if any, have too."""
-    floats = {
+    """Returns the index of the row dimension in the shape of each argument with rows. The row dimension is the first
+    dimension of the first float tensor that is longer than 1 and that the results, if any, have too."""
+    float_arguments = {
         name: argument
         for name, argument in contract.arguments.items()
         if isinstance(tensor := inputs.get(name), torch.Tensor) and tensor.ndim > 1 and tensor.is_floating_point()
     }
-    if not floats:
+    if not float_arguments:
         return {}
-    first = next(iter(floats))
+    first_name = next(iter(float_arguments))
     results = {dim.name for result in contract.results.values() for dim in result.dims}
     shared_dims = [
         dim.text
-        for dim, size in zip(floats[first].dims, inputs[first].shape, strict=False)
+        for dim, size in zip(float_arguments[first_name].dims, inputs[first_name].shape, strict=False)
         if size > 1 and (dim.name in results or not contract.results)
     ]
-    dim_names = {name: [dim.text for dim in argument.dims] for name, argument in floats.items()}
+    dim_names = {name: [dim.text for dim in argument.dims] for name, argument in float_arguments.items()}
     return {
-        name: texts.index(shared_dims[0])
-        for name, texts in dim_names.items()
-        if shared_dims and shared_dims[0] in texts[:-1] and inputs[name].dtype == inputs[first].dtype
+        name: dim_texts.index(shared_dims[0])
+        for name, dim_texts in dim_names.items()
+        if shared_dims and shared_dims[0] in dim_texts[:-1] and inputs[name].dtype == inputs[first_name].dtype
     }
 
 
 def _zeros(x: torch.Tensor, place: int) -> torch.Tensor:
-    signs = torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, -0.0, 0.0)
-    even_rows = torch.arange(x.shape[place], device=x.device) % 2 == 0
-    even_rows = even_rows.view(-1, *[1] * (x.ndim - place - 1))
-    return torch.where(even_rows, signs, x.float()).to(x.dtype)
+    signed_zeros = torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, -0.0, 0.0)
+    even_row_mask = torch.arange(x.shape[place], device=x.device) % 2 == 0
+    even_row_mask = even_row_mask.view(-1, *[1] * (x.ndim - place - 1))
+    return torch.where(even_row_mask, signed_zeros, x.float()).to(x.dtype)
 
 
 def _tainted(x: torch.Tensor, place: int) -> torch.Tensor:
-    tainted = torch.arange(x.shape[place], device=x.device) == x.shape[place] // 2
-    return torch.where(tainted.view(-1, *[1] * (x.ndim - place - 1)), math.nan, x.float()).to(x.dtype)
+    nan_row_mask = torch.arange(x.shape[place], device=x.device) == x.shape[place] // 2
+    return torch.where(nan_row_mask.view(-1, *[1] * (x.ndim - place - 1)), math.nan, x.float()).to(x.dtype)

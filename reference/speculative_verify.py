@@ -1,13 +1,13 @@
-"""Rejection sampling of draft tokens against the target's probabilities (Leviathan et al., "Fast inference from
-transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
+"""Verifies draft tokens by rejection sampling against the target's probabilities (Leviathan et al., "Fast inference
+from transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
 Draft token x with number i is accepted if u < p(x) / q(x). p is the target's distribution, q is the draft's, and u is a
 uniform random number. A draw from max(p - q, 0) replaces the first token that is not accepted. If all drafts are
 accepted, one more token is drawn from the target. So every token follows the target's distribution. The random numbers
-are made as in `sample`, in separate streams. u is the first word of the counter (position + i, 0, 1, 0). The race of
-position + i in stream 2 draws the replacement of draft i. Stream 0 is not used here: `sample` may have drawn the draft
-from it, and the replacement would then depend on the draft. The token after the last draft comes from stream 0, as in
-`sample`.
+are made as in `sample`, in separate streams. u is the first word of the counter (position + i, 0, 1, 0). The
+replacement of draft i is drawn with `philox.race` at position + i in stream 2. Stream 0 is not used here: `sample` may
+have drawn the draft from it, and the replacement would then depend on the draft. The token after the last draft comes
+from stream 0, as in `sample`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rooflab.reference.sample_law import SCORE_ULPS
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
 
-RECOVERY = 2
+RECOVERY_STREAM = 2
 """The stream of the token that replaces a draft."""
 
 
@@ -39,7 +39,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64; one-hot if the draft has none."""
+    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64; by default drafts are one-hot."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
@@ -69,8 +69,8 @@ def reference(
     tokens, (B,) int32.
 
     draft_tokens: (B, K) int64; only the first num_drafts (B,) int32 of a row are drafts. target_probs: (B, K + 1, V)
-    fp32, the distribution of the token after i drafts. draft_probs: (B, K, V) fp32, or None if each draft was certain.
-    seed, position: (B,) int64, the position of the first draft token."""
+    fp32, the distribution of the token after i drafts. draft_probs: (B, K, V) fp32; None means that each draft token
+    had probability 1. seed, position: (B,) int64, the position of the first draft token."""
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
     values_fit(arguments, CONTRACT.check(arguments))
@@ -78,19 +78,21 @@ def reference(
     inputs: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     inputs["draft_probs"] = draft_probs
     tokens = torch.full((B, K + 1), -1, dtype=torch.int64)
-    accepted = torch.zeros(B, dtype=torch.int32)
-    for b, (drafts, s, n) in enumerate(zip(num_drafts.tolist(), seed.tolist(), position.tolist(), strict=True)):
+    accepted_counts = torch.zeros(B, dtype=torch.int32)
+    for b, (draft_count, s, n) in enumerate(zip(num_drafts.tolist(), seed.tolist(), position.tolist(), strict=True)):
         p, q = _laws(b, inputs)
         i = 0
-        while i < drafts:
+        while i < draft_count:
             x = int(draft_tokens[b, i])
             if not uniform(s, n + i) * float(q[i, x]) < float(p[i, x]):
                 break
             tokens[b, i] = x
             i += 1
-        scores = _weights(i, p, q, drafts).log() - race(s, n + i, p.shape[1], RECOVERY if i < drafts else 0)
-        tokens[b, i], accepted[b] = int(scores.argmax()), i
-    return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
+        scores = _weights(i, p, q, draft_count).log() - race(
+            s, n + i, p.shape[1], RECOVERY_STREAM if i < draft_count else 0
+        )
+        tokens[b, i], accepted_counts[b] = int(scores.argmax()), i
+    return tokens.to(draft_tokens.device), accepted_counts.to(draft_tokens.device)
 
 
 def some_tokens(arguments: CallArguments, dims: Dims) -> None:
@@ -100,7 +102,7 @@ def some_tokens(arguments: CallArguments, dims: Dims) -> None:
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on a wrong number of drafts, an unknown token, or invalid probabilities that are in use."""
+    """Raises `ValueError` on a wrong number of drafts, an unknown token, or invalid probabilities that are used."""
     K, V = dims["K"], dims["V"]
     draft_tokens, num_drafts = arguments["draft_tokens"], arguments["num_drafts"]
     draft_probs = arguments.get("draft_probs")
@@ -147,24 +149,24 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
-    """Returns whether fp32 rounding may explain a row's result that differs from the reference's."""
+    """Returns whether fp32 rounding may explain why a row's result differs from the reference's."""
     p, q = _laws(b, inputs)
-    drafts, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
-    if not 0 <= accepted <= drafts or any(token != -1 for token in tokens[accepted + 1 :]):
+    draft_count, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
+    if not 0 <= accepted <= draft_count or any(token != -1 for token in tokens[accepted + 1 :]):
         return False
-    for i in range(min(accepted + 1, drafts)):
+    for i in range(min(accepted + 1, draft_count)):
         x = int(inputs["draft_tokens"][b, i])
-        left, right = uniform(s, n + i) * float(q[i, x]), float(p[i, x])
-        doubtful = abs(left - right) < 4 * FP32_ROUNDOFF * (left + right)  # two zeros decide alike in any precision
-        if not doubtful and (left < right) != (i < accepted):
+        u_q, p_x = uniform(s, n + i) * float(q[i, x]), float(p[i, x])
+        is_doubtful = abs(u_q - p_x) < 4 * FP32_ROUNDOFF * (u_q + p_x)  # two zeros decide alike in any precision
+        if not is_doubtful and (u_q < p_x) != (i < accepted):
             return False
         if i < accepted and tokens[i] != x:
             return False
     drawn_token = tokens[accepted]
     if not 0 <= drawn_token < p.shape[1]:
         return False
-    stream = RECOVERY if accepted < drafts else 0
-    logs, noise = _weights(accepted, p, q, drafts).log(), race(s, n + accepted, p.shape[1], stream)
+    stream = RECOVERY_STREAM if accepted < draft_count else 0
+    logs, noise = _weights(accepted, p, q, draft_count).log(), race(s, n + accepted, p.shape[1], stream)
     scores = logs - noise
     best = int(scores.argmax())
     max_error = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn_token, best))
@@ -172,17 +174,17 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes drafts near the target: about 2 of 3 are accepted. With `ngram` the draft has no probabilities."""
+    """Makes drafts that are close to the target: about 2 of 3 are accepted. `ngram` drafts have no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
-    meta = torch.device(device).type == "meta"
-    index_device = torch.device("cpu" if meta else device)
+    is_meta = torch.device(device).type == "meta"
+    index_device = torch.device("cpu" if is_meta else device)
     generator = torch.Generator().manual_seed(seed)
-    small = {
+    small_tensors = {
         "num_drafts": torch.randint(0, K + 1, (B,), generator=generator, dtype=torch.int32),
         "seed": torch.randint(-(2**62), 2**62, (B,), generator=generator),
         "position": torch.randint(0, 2**20, (B,), generator=generator),
     }
-    if meta:
+    if is_meta:
         tokens = torch.zeros(B, K, dtype=torch.int64)
         p, q = torch.empty(B, K + 1, V, device=device), torch.empty(B, K, V, device=device)
     else:
@@ -191,7 +193,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
         p, q = p.to(index_device), q.to(index_device)
     inputs: Inputs = {"draft_tokens": tokens.to(index_device), "target_probs": p}
-    inputs |= {name: value.to(index_device) for name, value in small.items()}
+    inputs |= {name: value.to(index_device) for name, value in small_tensors.items()}
     return inputs if case.get("ngram") else inputs | {"draft_probs": q}
 
 
@@ -199,32 +201,32 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     """Yields adversarial inputs: padding after the drafts, an identical draft, weights for which max(p - q, 0) is 0, a
     target that is certain of one token, and a draft that is always wrong."""
     inputs = make_inputs(case, scheme, device, seed)
-    unused = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
-    padded = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused, -1)}
+    unused_mask = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
+    padded_inputs = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused_mask, -1)}
     if "draft_probs" in inputs:
-        padded["draft_probs"] = inputs["draft_probs"].masked_fill(unused[..., None], math.nan)
-    yield "uneven rows: drafts behind the last are padding", inputs | padded
+        padded_inputs["draft_probs"] = inputs["draft_probs"].masked_fill(unused_mask[..., None], math.nan)
+    yield "uneven rows: drafts behind the last are padding", inputs | padded_inputs
     B, K, V = int(case["B"]), int(case["K"]), int(case["V"])
     inputs["num_drafts"] = torch.full_like(inputs["num_drafts"], K)
     if "draft_probs" in inputs:
         yield "identical draft", inputs | {"draft_probs": inputs["target_probs"][:, :K].clone()}
-        less = inputs["target_probs"].clone()
-        less[:, :K] = 0.125 * inputs["draft_probs"]
-        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": less}
+        low_probs = inputs["target_probs"].clone()
+        low_probs[:, :K] = 0.125 * inputs["draft_probs"]
+        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_probs}
     if "draft_probs" in inputs and V > 1:
         drafts = inputs["draft_tokens"][..., None]
-        target, draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, drafts, 0)
-        target[:, :K].scatter_(2, drafts, 0)
-        yield "values: drafts that both laws give 0", inputs | {"target_probs": target, "draft_probs": draft}
-    for first in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
+        target_probs, draft_p = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, drafts, 0)
+        target_probs[:, :K].scatter_(2, drafts, 0)
+        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": draft_p}
+    for agreed_count in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
-        target_tokens[:, :first] = inputs["draft_tokens"][:, :first]
-        yield f"certain target, {first} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
+        target_tokens[:, :agreed_count] = inputs["draft_tokens"][:, :agreed_count]
+        yield f"certain target, {agreed_count} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
     if V > 1:
-        never = torch.full_like(inputs["draft_tokens"], V - 1)
-        target = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=never.device), V)
-        draft = {"draft_probs": _one_hot(never, V)} if "draft_probs" in inputs else {}
-        yield "never right", inputs | {"draft_tokens": never, "target_probs": target} | draft
+        wrong_tokens = torch.full_like(inputs["draft_tokens"], V - 1)
+        target_probs = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=wrong_tokens.device), V)
+        draft_p = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
+        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | draft_p
 
 
 def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
@@ -252,14 +254,14 @@ def _model(V: int) -> tuple[Case, ...]:
     return (_case(1, 4, V), _case(16, 4, V))
 
 
-LAW, INDEX = (torch.float32,), (torch.int64,)
+PROBABILITY_DTYPES, INDEX = (torch.float32,), (torch.int64,)
 CONTRACT = Contract(
     {
         "draft_tokens": Argument("B K", INDEX, "contiguous"),
-        "target_probs": Argument("B K+1 V", LAW, "contiguous"),
+        "target_probs": Argument("B K+1 V", PROBABILITY_DTYPES, "contiguous"),
         "num_drafts": Argument("B", (torch.int32,)),
         **{"seed": Argument("B", INDEX), "position": Argument("B", INDEX)},
-        "draft_probs": Argument("B K V", LAW, "contiguous", optional=True),
+        "draft_probs": Argument("B K V", PROBABILITY_DTYPES, "contiguous", optional=True),
     },
     {
         "tokens": Result("B K+1", torch.int64, layout="contiguous"),

@@ -15,8 +15,8 @@ _MOE = "mixture of experts"
 _MLA = "multi-head latent attention"
 _SSM = "a state-space model"
 _HYBRID = "a hybrid of attention and recurrent layers"
-_WINDOW = "sliding-window attention in some layers"
-_REFUSED = {
+_PARTIAL_WINDOW = "sliding-window attention in some layers"
+_UNSUPPORTED_TYPES = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "dbrx", "gpt_oss", "llama4"), _MOE),
     **dict.fromkeys(
         ("llama4_text", "granitemoe", "deepseek", "ernie4_5_moe", "glm4_moe", "minimax", "hunyuan_v1_moe"), _MOE
@@ -25,7 +25,7 @@ _REFUSED = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), _SSM),
     **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"), _HYBRID),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear", "recurrent_gemma", "lfm2"), _HYBRID),
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2", "exaone4"), _WINDOW),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2", "exaone4"), _PARTIAL_WINDOW),
 }
 _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "linear": (frozenset({"factor"}), frozenset()),
@@ -51,16 +51,16 @@ _READ_KEYS = frozenset(
     "num_attention_heads attention_bias rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window"
     " use_sliding_window max_window_layers".split()
 )
-_IGNORED = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
+_IGNORED_KEYS = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
 """Keys of a config that change no answer: they choose an implementation, or apply only to experts or to training."""
-_TYPES = {
+_KEYS_BY_TYPE = {
     "true or false": "tie_word_embeddings attention_bias mlp_bias use_sliding_window",
     "a number": "partial_rotary_factor num_local_experts num_experts n_routed_experts",
     "a text": "model_type dtype torch_dtype hidden_act hidden_activation",
     "an object": "rope_scaling rope_parameters quantization_config",
     "a list": "layer_types",
 }
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_TYPES_BY_NAME: Mapping[str, tuple[type, ...]] = {
     "a text": (str,),
     "true or false": (bool,),
     "a number": (int, float),
@@ -69,7 +69,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "a text or an object": (str, dict),
     "a text or a list": (str, list),
 }
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -129,8 +129,8 @@ class Architecture:
     """The dtype of the checkpoint."""
 
     def __post_init__(self) -> None:
-        for field in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
-            _expect_positive(field, getattr(self, field))
+        for field_name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            _expect_positive(field_name, getattr(self, field_name))
         _expect_positive("vocab_size", self.vocab_size)
         _expect_positive("max_position", self.max_position)
         if self.window is not None:
@@ -164,7 +164,7 @@ class Architecture:
             config = _read(path)
             name = name or (path if path.is_dir() else path.absolute().parent).name
         # An empty rope_scaling of any type says nothing, as in transformers.
-        check_types("config.json", {**config, "rope_scaling": config.get("rope_scaling") or None}, _TYPES)
+        check_types("config.json", {**config, "rope_scaling": config.get("rope_scaling") or None}, _KEYS_BY_TYPE)
         model_type = (config.get("model_type") or "").lower()
         _refuse_unmodelled(model_type, config)
         heads = _integer(config, "num_attention_heads")
@@ -174,7 +174,7 @@ class Architecture:
             name=name or str(config.get("_name_or_path") or model_type),
             hidden_size=hidden_size,
             intermediate_size=_integer(config, "intermediate_size"),
-            num_layers=_integer(config, "num_hidden_layers", most=_MOST_LAYERS),
+            num_layers=_integer(config, "num_hidden_layers", most=_MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=_integer(config, "num_key_value_heads", heads),
             head_dim=_integer(config, "head_dim", _HEAD_DIM.get(model_type, hidden_size // max(heads, 1))),
@@ -221,10 +221,10 @@ def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str],
     """Raises `ValueError` if a field of `content` has another type than `types` says. A field may be missing. With
     `null`, a field may also be None.
     """
-    for kind, names in types.items():
+    for type_name, names in types.items():
         for name in (name for name in names.split() if name in content):
-            if type(value := content[name]) not in _KINDS[kind] and not (null and value is None):
-                raise ValueError(f"model: expected {kind} as {name!r} in {file}, got {value!r:.60}")
+            if type(value := content[name]) not in _TYPES_BY_NAME[type_name] and not (null and value is None):
+                raise ValueError(f"model: expected {type_name} as {name!r} in {file}, got {value!r:.60}")
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
@@ -255,7 +255,7 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
-    feature = _REFUSED.get(model_type) or _feature(config)
+    feature = _UNSUPPORTED_TYPES.get(model_type) or _feature(config)
     if feature:
         raise ValueError(f"{model_type or 'model'}: {feature} is not modelled yet")
     if model_type not in KNOWN_MODEL_TYPES:
@@ -265,13 +265,13 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
     if config.get("mlp_bias"):
         raise ValueError(f"{model_type}: mlp_bias is not modelled yet")
     # transformers takes Gemma's "gelu" for the tanh approximation too.
-    activations = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
+    supported = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
     for key in ("hidden_act", "hidden_activation"):
-        if (config.get(key) or activations[0]) not in activations:
-            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {activations[0]!r}")
+        if (config.get(key) or supported[0]) not in supported:
+            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {supported[0]!r}")
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
-    for key in sorted(config.keys() - _READ_KEYS - _IGNORED - set(_EXPERT_KEYS)):
+    for key in sorted(config.keys() - _READ_KEYS - _IGNORED_KEYS - set(_EXPERT_KEYS)):
         if _MAY_CHANGE_IT.search(key) and not key.startswith("_") and config[key]:
             raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet")
 
@@ -295,41 +295,41 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     In Mistral all layers have the window. Qwen has a window only if `use_sliding_window` is set: on the layers that
     `layer_types` names, or without `layer_types` on the layers from `max_window_layers` on. Raises `ValueError` if only
     some layers have a window."""
-    mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
-    windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
+    is_mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
+    has_window = is_mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
-        windowed = False
-    window = _integer(config, "sliding_window", 4096) if windowed else None  # 4096 in transformers
-    first = 0 if mistral else _integer(config, "max_window_layers", 28)
-    types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
-    kinds = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
-    if len(kinds) != count:
-        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(kinds)}")
-    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # set(): no layers
-    if set(kinds) not in lawful or (mistral and kinds != types):
-        raise ValueError(f"{model_type}: {_WINDOW} is not modelled yet")
+        has_window = False
+    window = _integer(config, "sliding_window", 4096) if has_window else None  # 4096 in transformers
+    first_layer = 0 if is_mistral else _integer(config, "max_window_layers", 28)
+    defaults = [_SLIDING if window is not None and layer >= first_layer else _FULL for layer in range(count)]
+    by_layer = defaults if config.get("layer_types") is None else list(map(str, config["layer_types"]))
+    if len(by_layer) != count:
+        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(by_layer)}")
+    allowed_types: list[set[str]] = [set(), {_FULL}, {_SLIDING} if has_window else set()]  # set(): no layers
+    if set(by_layer) not in allowed_types or (is_mistral and by_layer != defaults):
+        raise ValueError(f"{model_type}: {_PARTIAL_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
         raise ValueError(f"{model_type}: sliding_window {config['sliding_window']!r} is not modelled yet")
-    return None if window is None or _SLIDING not in kinds or window >= config["max_position_embeddings"] else window
+    return None if window is None or _SLIDING not in by_layer or window >= config["max_position_embeddings"] else window
 
 
 def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> None:
     if scaling is None:
         return
-    kind = str(scaling.get("rope_type"))
-    if kind not in _ROPE_KEYS:
-        raise ValueError(f"model: expected rope scaling {', '.join(_ROPE_KEYS)} or none, got {kind!r}")
-    needed, optional = _ROPE_KEYS[kind]
-    if missing := sorted(key for key in needed if scaling.get(key) is None):
-        raise ValueError(f"model: rope scaling {kind} misses {', '.join(missing)}")
+    rope_type = str(scaling.get("rope_type"))
+    if rope_type not in _ROPE_KEYS:
+        raise ValueError(f"model: expected rope scaling {', '.join(_ROPE_KEYS)} or none, got {rope_type!r}")
+    needed, optional = _ROPE_KEYS[rope_type]
+    if missing_keys := sorted(key for key in needed if scaling.get(key) is None):
+        raise ValueError(f"model: rope scaling {rope_type} misses {', '.join(missing_keys)}")
     if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
-        raise ValueError(f"model: rope scaling {kind}: {', '.join(unknown)} is not modelled yet")
+        raise ValueError(f"model: rope scaling {rope_type}: {', '.join(unknown)} is not modelled yet")
     factors = scaling["factors"] if isinstance(scaling.get("factors"), list) else []
-    if kind == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
+    if rope_type == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
         raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']!r:.60}")
     for key in sorted(scaling.keys() - {"rope_type", "factors"}):
         if scaling[key] is not None and not _is_positive(scaling[key]):
-            raise ValueError(f"model: rope scaling {kind}: expected a finite {key} above 0, got {scaling[key]!r}")
+            raise ValueError(f"model: rope scaling {rope_type}: expected a finite {key} above 0, got {scaling[key]!r}")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
@@ -337,19 +337,19 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     theta = scaling.pop("rope_theta", None)
     theta = _positive({"rope_theta": config.get("rope_theta") if theta is None else theta}, "rope_theta", 10_000.0)
-    if inner := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
-        raise ValueError(f"model: positions by kind of layer ({', '.join(inner)}) are not modelled yet")
+    if nested_keys := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
+        raise ValueError(f"model: positions by kind of layer ({', '.join(nested_keys)}) are not modelled yet")
     if scaling.get("rope_type") in (None, scaling.get("type")):  # some versions write both
         scaling["rope_type"] = scaling.pop("type", None) or "default"
     return theta, None if scaling["rope_type"] == "default" else scaling
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    stored = next((config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None), "bfloat16")
+    stored_dtype = next((config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None), "bfloat16")
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
-    if stored not in names:
-        raise ValueError(f"dtype: expected one of {', '.join(names)} in config.json, got {stored!r}")
-    return names[stored]
+    if stored_dtype not in names:
+        raise ValueError(f"dtype: expected one of {', '.join(names)} in config.json, got {stored_dtype!r}")
+    return names[stored_dtype]
 
 
 _LLAMA_3_1_ROPE = {
@@ -379,7 +379,7 @@ ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 
 def get_architecture(name: str) -> Architecture:
-    """Returns a preset by name, in any case, or the model of a `config.json` or folder. Else raises `ValueError`."""
+    """Returns a preset by name (ignoring case), or the model of a `config.json` or folder. Else raises `ValueError`."""
     key = name.lower()
     preset = PRESETS.get(ALIASES.get(key, key))
     if preset is not None:

@@ -73,24 +73,24 @@ class Device:
 
         `fp32` (IEEE) matrix products run at the vector rate. Raises `ValueError` on a clock above `max_clock_hz`.
         """
-        matrix = 1.0
+        clock_ratio = 1.0
         vector_flops_per_s = self.vector_flops_per_s
         if clock_hz is not None:
             if not 0 < clock_hz <= self.max_clock_hz:
                 raise ValueError(f"clock_hz: expected 0 < clock_hz <= {self.max_clock_hz:g}, got {clock_hz:g}")
-            matrix = clock_hz / self.boost_clock_hz
+            clock_ratio = clock_hz / self.boost_clock_hz
             vector_flops_per_s = clock_hz * self._vector_flops_per_clock
-        rates = {dtype: rate * matrix for dtype, rate in self.matrix_flops_per_s.items()}
-        l2 = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
+        matrix_rates = {dtype: rate * clock_ratio for dtype, rate in self.matrix_flops_per_s.items()}
+        l2_rate = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
         return Ceilings(
             device=self.name,
             kind="datasheet" if clock_hz is None else "at_clock",
             hbm_bytes_per_s=self.hbm_bytes_per_s,
-            tensor_flops_per_s=rates | {"fp32": vector_flops_per_s},
+            tensor_flops_per_s=matrix_rates | {"fp32": vector_flops_per_s},
             vector_flops_per_s=vector_flops_per_s,
-            sfu_ops_per_s=self.sfu_ops_per_s * matrix,
+            sfu_ops_per_s=self.sfu_ops_per_s * clock_ratio,
             launch_floor_s=self.launch_floor_s,
-            l2_bytes_per_s=None if l2 is None else l2 * self.boost_clock_hz * matrix,
+            l2_bytes_per_s=None if l2_rate is None else l2_rate * self.boost_clock_hz * clock_ratio,
         )
 
     @property
@@ -177,30 +177,30 @@ _A100_PAPER = "NVIDIA A100 Tensor Core GPU Architecture (whitepaper)"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU Datasheet"
 _ADA_PAPER = "NVIDIA Ada GPU Architecture (whitepaper)"
 _GH200_SHEET = "NVIDIA GH200 Grace Hopper Superchip Datasheet"
-_REPORTED = "as the CUDA runtime and NVML report it"
-_SOURCES = {  # peak rates; memory and links; clocks; L2
+_RUNTIME_SOURCE = "as the CUDA runtime and NVML report it"
+_FIGURE_SOURCES = {  # peak rates; memory and links; clocks; L2
     "h100-sxm": (_H100_PAPER, _H100_SHEET, _H100_PAPER, _H100_PAPER),
     "h100-pcie": (_H100_PAPER, "NVIDIA H100 PCIe GPU Product Brief", _H100_PAPER, _H100_PAPER),
     "h100-nvl": (
         f"{_H100_SHEET}; sparse rates halved",
         _H100_SHEET,
         "NVIDIA H100 NVL GPU Product Brief; boost from the bf16 rate at 4,096 FLOP per clock and SM",
-        _REPORTED,
+        _RUNTIME_SOURCE,
     ),
-    "h200": ("NVIDIA H200 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + (_H100_PAPER, _REPORTED),
-    "gh200": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _REPORTED),
-    "gh200-144gb": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _REPORTED),
+    "h200": ("NVIDIA H200 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + (_H100_PAPER, _RUNTIME_SOURCE),
+    "gh200": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _RUNTIME_SOURCE),
+    "gh200-144gb": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _RUNTIME_SOURCE),
     "a100-40gb": (_A100_PAPER, _A100_SHEET, _A100_PAPER, _A100_PAPER),
     "a100-80gb": (_A100_PAPER, _A100_SHEET, _A100_PAPER, _A100_PAPER),
     "l4": ("NVIDIA L4 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + ("NVIDIA L4 Product Brief", _ADA_PAPER),
     "l40s": ("NVIDIA L40S Datasheet",) * 2
     + ("NVIDIA L40S Product Brief; boost from the bf16 rate at 1,024 FLOP per clock and SM", _ADA_PAPER),
-    "rtx-4090": (_ADA_PAPER, _ADA_PAPER, f"{_ADA_PAPER}; maximum {_REPORTED}", _ADA_PAPER),
+    "rtx-4090": (_ADA_PAPER, _ADA_PAPER, f"{_ADA_PAPER}; maximum {_RUNTIME_SOURCE}", _ADA_PAPER),
     "b200": (
         "NVIDIA HGX B200 specifications, a board's over its 8 GPUs; sparse rates halved",
         "NVIDIA DGX B200 Datasheet, a system's over its 8 GPUs",
         "boost from the bf16 rate at 8,192, maximum from the vector rate at 256 FLOP per clock and SM",
-        _REPORTED,
+        _RUNTIME_SOURCE,
     ),
 }
 _FAMILIES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
@@ -214,16 +214,16 @@ def _tera(value: float) -> float:
 
 
 def _device(name: str) -> Device:
-    chip, board, (rates, memory, clocks, l2) = _CHIPS[name], _BOARDS[name], _SOURCES[name]
-    matrix = {"bf16": chip.half, "fp16": chip.half, "tf32": chip.tf32, "int8": chip.int8}
+    chip, board, (rates_source, memory_source, clocks_source, l2) = _CHIPS[name], _BOARDS[name], _FIGURE_SOURCES[name]
+    matrix_tflops = {"bf16": chip.half, "fp16": chip.half, "tf32": chip.tf32, "int8": chip.int8}
     if chip.fp8 is not None:
-        matrix["fp8_e4m3"] = chip.fp8
+        matrix_tflops["fp8_e4m3"] = chip.fp8
     return Device(
         name=name,
         full_name=_FULL_NAMES[name],
         architecture=_FAMILIES[chip.sm],
         compute_capability=divmod(chip.sm, 10),
-        matrix_flops_per_s={dtype: _tera(rate) for dtype, rate in matrix.items()},
+        matrix_flops_per_s={dtype: _tera(rate) for dtype, rate in matrix_tflops.items()},
         vector_flops_per_s=_tera(chip.vector),
         hbm_bytes_per_s=_tera(board.terabytes_per_s),
         hbm_bytes=board.gigabytes * 1e9,
@@ -238,9 +238,9 @@ def _device(name: str) -> Device:
         nvlink_gpus=board.nvlink_gpus,
         launch_floor_s=_LAUNCH_FLOOR_S.get(chip.sm, 0.0),
         source={
-            "peak rates": rates,
-            "memory, links": memory,
-            "clocks": clocks,
+            "peak rates": rates_source,
+            "memory, links": memory_source,
+            "clocks": clocks_source,
             "L2": l2,
             "shared memory, registers, special functions": "CUDA C++ Programming Guide",
         },
@@ -270,19 +270,19 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """Finds the device called `name`, in upper or lower case, and also as nvidia-smi prints it. Also returns a note if
-    several devices match."""
-    if reported := identify(name):
-        return reported, None
+    """Finds the device `name`, in upper or lower case or as nvidia-smi prints it. Also returns a note if several
+    devices match."""
+    if reported_device := identify(name):
+        return reported_device, None
     key = "-".join(name.lower().replace("_", "-").split())
-    resolved = _ALIASES.get(key, key)
-    if resolved not in DEVICES:
+    device_name = _ALIASES.get(key, key)
+    if device_name not in DEVICES:
         raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
-    device = DEVICES[resolved]
-    siblings = [sibling for sibling in DEVICES if sibling.startswith(f"{key}-") and sibling != resolved]
+    device = DEVICES[device_name]
+    siblings = [sibling for sibling in DEVICES if sibling.startswith(f"{key}-") and sibling != device_name]
     if not siblings:
         return device, None
-    return device, f"{name} is taken as {resolved} ({device.full_name}); there are also {', '.join(siblings)}"
+    return device, f"{name} is taken as {device_name} ({device.full_name}); there are also {', '.join(siblings)}"
 
 
 def get_device(name: str) -> Device:

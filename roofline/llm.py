@@ -16,9 +16,9 @@ from rooflab.roofline.numbers import three_digits
 from rooflab.roofline.step_times import StepTime, step_time
 from rooflab.roofline.steps import (
     ITEM_BYTES,
-    Kind,
     Link,
     StepBound,
+    StepKind,
     activation_dtype,
     all_reduce_s,
     check_arguments,
@@ -36,13 +36,13 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
     """Returns the bytes of the parameters on each of `gpus` GPUs. Each GPU holds all norms and a share of the rest.
 
     In an 8-bit model only the projections have 8 bits."""
-    parts, item, act_item = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
-    attention = parts.attention
+    parts, item_bytes, activation_item_bytes = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
+    attention_count = parts.attention
     if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
-        copies = gpus - arch.num_kv_heads
-        attention += copies * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
-    split_bytes = (attention + parts.mlp) * item + (parts.embedding + parts.lm_head) * act_item
-    return ceil(split_bytes / gpus) + parts.norms * act_item
+        kv_copies = gpus - arch.num_kv_heads
+        attention_count += kv_copies * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
+    split_bytes = (attention_count + parts.mlp) * item_bytes + (parts.embedding + parts.lm_head) * activation_item_bytes
+    return ceil(split_bytes / gpus) + parts.norms * activation_item_bytes
 
 
 def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
@@ -112,12 +112,12 @@ class Estimate:
     def rows(self) -> list[tuple[str, str]]:
         """Returns the label and the value of each line of the printed table; GB = 1e9 bytes."""
         n = self.tensor_parallel
-        per_gpu = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
+        per_gpu_text = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
         used_bytes = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
         rows = [
             ("model", f"{self.model}, {self.parameters / 1e9:.3g} billion parameters in {self.weight_dtype}"),
             ("GPU", f"{n} x {self.gpu_name} ({self.gpu}), data sheet figures"),
-            ("weights", _gb(self.weight_bytes) + per_gpu),
+            ("weights", _gb(self.weight_bytes) + per_gpu_text),
             ("KV cache per token", f"{self.kv_bytes_per_token / 1e3:.1f} kB in {self.kv_dtype}"),
             (f"KV cache, {self.batch} x {self.context} tokens", _gb(self.kv_bytes)),
             ("activations allowed", f"{_gb(self.activation_bytes_per_gpu)} a GPU"),
@@ -131,9 +131,9 @@ class Estimate:
             ("GPUs needed for this batch", _count(self.gpus_needed)),
         ]
         if self.link is not None and self.link_bytes_per_s is not None:
-            rate = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two all-reduces a layer"
-            times = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
-            rows.append(("all-reduce", f"{times} ({rate})"))
+            link_text = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two all-reduces a layer"
+            all_reduces = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
+            rows.append(("all-reduce", f"{all_reduces} ({link_text})"))
         rows += [
             (f"least TTFT, {self.prompt} tokens", f"{_ms(self.least_ttft_ms)}, mostly {self.prefill.limiter}"),
             (f"least ITL, batch {self.batch}", f"{_ms(self.least_itl_ms)}, mostly {self.decode.limiter}"),
@@ -149,15 +149,15 @@ class Estimate:
         return rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
-        """Returns table rows that name the sources of published times, and the ops without a published time."""
+        """Returns table rows that name the sources of published kernel times, and the ops without a published time."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
         sources = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
-        outside = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
+        outside_ops = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
         rows = [("whose kernels", "; ".join(sources) or "none")]
-        if outside:
-            rows.append(("outside of the tables", "; ".join(outside)))
+        if outside_ops:
+            rows.append(("outside of the tables", "; ".join(outside_ops)))
         return [
             *rows,
             ("how these are made", "published times of each op on its own, interpolated; the rest at its roof"),
@@ -177,8 +177,8 @@ class _Need(NamedTuple):
 
     def without_cache(self, gpus: int, batch: int | None = None) -> int:
         batch = self.batch if batch is None else batch
-        activations = activation_bytes(self.arch, max(batch, self.tokens), batch, self.weight_dtype, gpus)
-        return weight_bytes(self.arch, self.weight_dtype, gpus) + activations
+        activation_total = activation_bytes(self.arch, max(batch, self.tokens), batch, self.weight_dtype, gpus)
+        return weight_bytes(self.arch, self.weight_dtype, gpus) + activation_total
 
     def cache(self, gpus: int) -> int:
         return self.batch * self.context * kv_bytes_per_token(self.arch, self.kv_dtype, gpus)
@@ -187,9 +187,9 @@ class _Need(NamedTuple):
         return self.without_cache(gpus) + self.cache(gpus)
 
     def most_sequences(self, gpus: int, usable: float) -> int:
-        batch_bytes = self.cache(gpus)
+        batch_cache_bytes = self.cache(gpus)
         return bisect_right(
-            range(1, 1 << 40), usable, key=lambda n: self.without_cache(gpus, n) + n * batch_bytes // self.batch
+            range(1, 1 << 40), usable, key=lambda n: self.without_cache(gpus, n) + n * batch_cache_bytes // self.batch
         )
 
 
@@ -211,19 +211,19 @@ def estimate(
     least number of GPUs that holds the batch. Raises `ValueError` on a length out of the model's range, a dtype that is
     unknown or has no matrix rate, or an impossible number of GPUs."""
     prompt = context if prompt is None else prompt
-    requested = 1 if tensor_parallel is None else tensor_parallel
-    check_arguments(architecture, weight_dtype, kv_dtype, requested, batch=batch, context=context, prompt=prompt)
+    requested_gpus = 1 if tensor_parallel is None else tensor_parallel
+    check_arguments(architecture, weight_dtype, kv_dtype, requested_gpus, batch=batch, context=context, prompt=prompt)
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
-    usable = device.hbm_bytes * memory_fraction
+    usable_bytes = device.hbm_bytes * memory_fraction
     need = _Need(architecture, weight_dtype, kv_dtype, batch, context, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
-    counts = gpu_counts(architecture)
-    min_gpus = next((n for n in counts if need.whole(n) <= usable), None)
-    gpus = tensor_parallel or min_gpus or counts[-1]
-    joined, dtypes = link(device, gpus), (weight_dtype, kv_dtype)
+    gpu_choices = gpu_counts(architecture)
+    min_gpus = next((n for n in gpu_choices if need.whole(n) <= usable_bytes), None)
+    gpus = tensor_parallel or min_gpus or gpu_choices[-1]
+    gpu_link, dtypes = link(device, gpus), (weight_dtype, kv_dtype)
 
-    def least(kind: Kind, batch: int, context: int, rows: int) -> StepBound:
-        reduce_s = _all_reduce_total_s(architecture, rows, weight_dtype, gpus, joined)
+    def least(kind: StepKind, batch: int, context: int, rows: int) -> StepBound:
+        reduce_s = _all_reduce_total_s(architecture, rows, weight_dtype, gpus, gpu_link)
         return step_bound(step_ops(architecture, kind, batch, context, *dtypes, gpus), device.ceilings(), reduce_s)
 
     prefill, decode = least("prefill", 1, prompt, prompt), least("decode", batch, context, batch)
@@ -241,17 +241,17 @@ def estimate(
         kv_bytes_per_token=kv_bytes_per_token(architecture, kv_dtype),
         kv_bytes=need.cache(1),
         memory_fraction=memory_fraction,
-        usable_bytes_per_gpu=usable,
-        gpus_for_weights=next((n for n in counts if need.without_cache(n, 1) <= usable), None),
+        usable_bytes_per_gpu=usable_bytes,
+        gpus_for_weights=next((n for n in gpu_choices if need.without_cache(n, 1) <= usable_bytes), None),
         gpus_needed=min_gpus,
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
         kv_bytes_per_gpu=need.cache(gpus),
         activation_bytes_per_gpu=need.without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
-        fits=need.whole(gpus) <= usable,
-        max_sequences=need.most_sequences(gpus, usable),
-        link=joined.name if gpus > 1 else None,
-        link_bytes_per_s=joined.bytes_per_s if gpus > 1 else None,
+        fits=need.whole(gpus) <= usable_bytes,
+        max_sequences=need.most_sequences(gpus, usable_bytes),
+        link=gpu_link.name if gpus > 1 else None,
+        link_bytes_per_s=gpu_link.bytes_per_s if gpus > 1 else None,
         prefill=prefill,
         decode=decode,
         least_ttft_ms=prefill.least_ms,
@@ -269,9 +269,9 @@ def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: 
 
 def _parts(step: StepTime) -> str:
     """Formats the times of the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
-    parts = step.parts_ms()
-    rest_ms = parts.pop("rest", 0.0)
-    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in parts.items()), f"the rest at least {_ms(rest_ms)}"])
+    part_times = step.parts_ms()
+    rest_ms = part_times.pop("rest", 0.0)
+    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in part_times.items()), f"the rest at least {_ms(rest_ms)}"])
 
 
 def _gb(count: float) -> str:

@@ -1,4 +1,4 @@
-"""The roofline model: the cost of some work, and the least time that a device needs for this work.
+"""Describes the roofline model: the cost of some work, and the least time that a device needs for this work.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.

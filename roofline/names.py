@@ -9,7 +9,7 @@ from unicodedata import bidirectional, category
 Value = TypeVar("Value")
 _HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
 """Unicode categories of control characters, of line ends, and of characters that XML or UTF-8 cannot hold."""
-_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+_BIDI_CLASSES = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 """Bidirectional classes of characters that reverse the order of the text after them."""
 
 
@@ -17,7 +17,7 @@ def visible(text: str, keep: str = "") -> str:
     r"""Returns `text` with each invisible character replaced by an escape such as `\x1b`. Characters in `keep` stay."""
     if text.isprintable():
         return text
-    hidden = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _TURNS} - set(keep)
+    hidden = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _BIDI_CLASSES} - set(keep)
     return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
 
 
@@ -30,7 +30,7 @@ def check_name(argument: str, name: str) -> None:
 def values_by_name(
     texts: Iterable[str], expected: str, read: Callable[[str, str], Value], sign: str = "="
 ) -> dict[str, Value]:
-    """Parses texts of the form `NAME=VALUE` into a dict from each name to `read(name, value)`.
+    """Parses texts of the form `NAME=VALUE` into a dict that maps each name to `read(name, value)`.
 
     Raises `ValueError` with the text `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """

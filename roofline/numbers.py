@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Formats `value` with `count` or more significant digits, zeros included; no exponent from 1e-4 to 1e7."""
+    """Formats `value` with at least `count` significant digits, zeros included; no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -25,16 +25,16 @@ def whole(value: float) -> str:
 
 
 def percent(value: float, signed: bool = False) -> str:
-    """Formats `0.031` as `3.1%`: with one digit after the decimal point, or without one if the value is 10 or more."""
+    """Formats `0.031` as `3.1%`. From `1,000%` on, there is no digit after the decimal point."""
     if not isfinite(value):
         return digits(value)
-    sign = "+" if signed and value > 0 else ""
-    number = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
-    return f"{sign}{'0.0' if number == '-0.0' else number}%"
+    sign_text = "+" if signed and value > 0 else ""
+    percent_text = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
+    return f"{sign_text}{'0.0' if percent_text == '-0.0' else percent_text}%"
 
 
 def si(value: float) -> str:
-    """Formats a number with three digits and an SI prefix: `989 T`, `3.35 T`; above `999 E` with all digits."""
+    """Formats a number with three digits and an SI prefix: `989 T`, `3.35 T`. Above `999 E` it shows all digits."""
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
             return f"{three_digits(value / scale)} {prefix}"
@@ -42,7 +42,7 @@ def si(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Formats a number with three digits and no trailing zeros, or with all digits of a large one: `0.188`, `2,276`."""
+    """Formats a number with three digits and no trailing zeros (`0.188`). A large number keeps all digits (`2,276`)."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
@@ -57,7 +57,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Formats a relative change: 0.031 as `+3.1%`, tenfold or more as `24x`, and None, NaN or infinity as no text."""
+    """Formats a relative change: 0.031 as `+3.1%`, tenfold or more as `24x`; None, NaN and infinity as empty text."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -81,7 +81,7 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_w", "W"),
     ("_c", "C"),
 )
-_PREFIXED = ("B/s", "FLOP/s", "op/s", "B", "Hz")
+_SI_UNITS = ("B/s", "FLOP/s", "op/s", "B", "Hz")
 _INITIALS = {
     name: name.upper() for name in ("cpu", "ecc", "hbm", "itl", "l2", "mig", "os", "sfu", "sm", "tpot", "ttft")
 }
@@ -95,12 +95,12 @@ def time_unit(latencies_ms: Sequence[float]) -> str:
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """Formats a time in `unit` (`us` or `ms`) with four digits, which show a difference of 0.1% between two kernels."""
+    """Formats a time in `unit` (`us` or `ms`) with four digits, to show a difference of 0.1% between two kernels."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 
 def metric_unit(name: str) -> tuple[str, str]:
-    """Splits the name of a metric into the name without unit, and the unit: `itl_p50_ms` gives (`itl_p50`, `ms`)."""
+    """Splits a metric's name into the name without its unit, and the unit: `itl_p50_ms` gives (`itl_p50`, `ms`)."""
     for suffix, unit in _SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), unit
@@ -109,15 +109,15 @@ def metric_unit(name: str) -> tuple[str, str]:
 
 def metric_label(name: str) -> str:
     """Returns the label of a metric for readers: `itl_p50_ms` gives `ITL p50 (ms)`."""
-    stem, unit = metric_unit(name)
-    label = " ".join(_INITIALS.get(word, word) for word in stem.split("_"))
-    return f"{label} ({unit})" if unit and unit not in _PREFIXED else label
+    unitless_name, unit = metric_unit(name)
+    label_text = " ".join(_INITIALS.get(word, word) for word in unitless_name.split("_"))
+    return f"{label_text} ({unit})" if unit and unit not in _SI_UNITS else label_text
 
 
 def metric_text(name: str, value: float) -> str:
-    """Formats the value of a metric. A unit with an SI prefix is added (`3.91 TB/s`); the label has any other unit."""
+    """Formats a metric's value. Only a unit with an SI prefix is added (`3.91 TB/s`); the label shows other units."""
     unit = metric_unit(name)[1]
-    if unit in _PREFIXED and isfinite(value) and value > 0:
+    if unit in _SI_UNITS and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"
     if name in ("effect", "prediction_error", "noise_floor") or name.endswith(("_fraction", "_share")):
         return percent(value)

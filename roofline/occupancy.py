@@ -1,9 +1,9 @@
 """Computes how many CTAs an SM holds at once, which resource limits this number, and in how many waves a grid runs.
 
-Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
-each capability. The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
-four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA. `tests/predict/test_occupancy.py` compiles
-NVIDIA's calculator and compares the results.
+The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the
+shared-memory sections of each capability. The allocation rules are those of NVIDIA's occupancy calculator: registers
+are allocated by warp, in four sub-partitions, and the driver uses 1 KiB of shared memory for each CTA.
+`tests/predict/test_occupancy.py` compiles NVIDIA's calculator and compares the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rooflab.roofline.device import REGISTERS_PER_SM, Device
 
 Resource = Literal["warps", "CTA slots", "registers", "shared memory"]
 
-WARP = 32
+WARP_THREADS = 32
 MAX_THREADS_PER_CTA = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
@@ -28,9 +28,9 @@ SHARED_UNIT = 128
 SHARED_RESERVED = 1024
 """Bytes of each CTA's shared memory that the CUDA driver keeps for itself, from compute capability 8.0."""
 _KIB = 1024
-_LARGE = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
-_A100 = _LARGE[:8]
-_SMALL = _LARGE[:6]
+_CARVEOUTS_KIB = (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)
+_A100_CARVEOUTS_KIB = _CARVEOUTS_KIB[:8]
+_SMALL_CARVEOUTS_KIB = _CARVEOUTS_KIB[:6]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class SmLimits:
 # fmt: off
 SM_LIMITS: Mapping[tuple[int, int], SmLimits] = {
     # warps, CTAs, sizes of shared memory
-    ( 8, 0): SmLimits(64, 32, _A100),
-    ( 8, 6): SmLimits(48, 16, _SMALL),
-    ( 8, 9): SmLimits(48, 24, _SMALL),
-    ( 9, 0): SmLimits(64, 32, _LARGE),
-    (10, 0): SmLimits(64, 32, _LARGE),
+    ( 8, 0): SmLimits(64, 32, _A100_CARVEOUTS_KIB),
+    ( 8, 6): SmLimits(48, 16, _SMALL_CARVEOUTS_KIB),
+    ( 8, 9): SmLimits(48, 24, _SMALL_CARVEOUTS_KIB),
+    ( 9, 0): SmLimits(64, 32, _CARVEOUTS_KIB),
+    (10, 0): SmLimits(64, 32, _CARVEOUTS_KIB),
 }
 # fmt: on
 """The limits of an SM, by compute capability."""
@@ -104,36 +104,36 @@ def occupancy(device: Device | tuple[int, int], threads: int, registers: int, sh
 
     The SM has its largest shared-memory setting, which is the driver's default. `ctas_per_sm` is 0 if one CTA needs
     more registers or shared memory than an SM has. Raises `ValueError` on values that no CTA can have."""
-    for name, value, limit in (
+    for name, value, max_value in (
         ("threads", threads, MAX_THREADS_PER_CTA),
         ("registers", registers, MAX_REGISTERS_PER_THREAD),
     ):
-        if not 1 <= value <= limit:
-            raise ValueError(f"{name}: expected 1 to {limit}, got {value}")
+        if not 1 <= value <= max_value:
+            raise ValueError(f"{name}: expected 1 to {max_value}, got {value}")
     if shared_bytes < 0:
         raise ValueError(f"shared_bytes: expected at least 0, got {shared_bytes}")
     limits = limits_of(device)
-    warps = _round_up(threads, WARP) // WARP
-    shared = _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT)
+    warps = _round_up(threads, WARP_THREADS) // WARP_THREADS
+    cta_shared_bytes = _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT)
     cta_limits: dict[Resource, int] = {
         "warps": limits.warps // warps,
         "CTA slots": limits.ctas,
         "registers": _by_registers(limits, warps, registers),
-        "shared memory": limits.shared_bytes // shared,
+        "shared memory": limits.shared_bytes // cta_shared_bytes,
     }
     limiter = min(cta_limits, key=lambda resource: cta_limits[resource])
     ctas = cta_limits[limiter]
-    carveout = limits.carveout(ctas * shared)
+    carveout = limits.carveout(ctas * cta_shared_bytes)
     assert carveout is not None, "the CTAs were counted against the largest setting"
     return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, cta_limits, carveout)
 
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
-    per_warp = _round_up(registers * WARP, REGISTER_UNIT)
+    registers_per_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
     # The launch check assumes that every sub-partition holds as many of the CTA's warps as the fullest one.
-    if _round_up(warps, SUB_PARTITIONS) * per_warp > limits.registers:
+    if _round_up(warps, SUB_PARTITIONS) * registers_per_warp > limits.registers:
         return 0
-    return limits.registers // SUB_PARTITIONS // per_warp * SUB_PARTITIONS // warps
+    return limits.registers // SUB_PARTITIONS // registers_per_warp * SUB_PARTITIONS // warps
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     cta_slots = ctas_per_sm * sms
-    full, tail = divmod(ctas, cta_slots)
-    busiest = _round_up(ctas, sms) // sms
+    full_waves, tail_ctas = divmod(ctas, cta_slots)
+    max_ctas_per_sm = _round_up(ctas, sms) // sms
     return Waves(
         waves=ctas / cta_slots,
-        full=full,
-        tail_ctas=tail,
-        efficiency=ctas / (cta_slots * (full + (tail > 0))),
-        busiest_sm_ctas=busiest,
-        balance=ctas / (sms * busiest),
+        full=full_waves,
+        tail_ctas=tail_ctas,
+        efficiency=ctas / (cta_slots * (full_waves + (tail_ctas > 0))),
+        busiest_sm_ctas=max_ctas_per_sm,
+        balance=ctas / (sms * max_ctas_per_sm),
     )
 
 

@@ -1,10 +1,10 @@
-"""Draws roofline figures: FLOP/s against intensity, and for pure data movement the used fraction of the bandwidth.
+"""Draws roofline figures: FLOP/s against intensity, and for kernels without FLOPs the used fraction of the bandwidth.
 
 The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
-FLOPs per byte of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and
-a list beside it names the kernels, because thirty names in a panel are unreadable. A kernel without FLOPs (`embedding`,
+FLOPs per byte of its *traffic*, so fusion moves a kernel both right and up. The panel shows numbers, and a list beside
+it names the kernels, because thirty names in a panel are unreadable. A kernel without FLOPs (`embedding`,
 `kv_cache_write`) has no intensity; a second panel shows its fraction of the bandwidth roof. A kernel without a measured
-time is a grey cross on its roof, at the highest rate that the roof allows. A time that others published is a star.
+time is a grey cross on its roof, at the highest rate that the roof allows. A star is a time that others published.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rooflab.roofline.numbers import si
 from rooflab.roofline.plot_list import (
     CASE_CHARACTERS,
     COLOURS,
-    COLUMNS,
+    COLUMN_POSITIONS,
     GREY,
     INK,
     ROW_IN,
@@ -40,7 +40,7 @@ from rooflab.roofline.plot_list import (
     write_text,
 )
 from rooflab.roofline.points import (
-    KINDS,
+    KIND_NAMES,
     NEAR_RADIUS,
     Box,
     Point,
@@ -57,11 +57,11 @@ from rooflab.roofline.points import (
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D", "benchmark": "^"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
 _DPI, _BAR_INCHES = 150, 0.2
-_PALE = 0.4
+_ALPHA = 0.4
 """The opacity of a NOISY point."""
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
-_MARGIN, _SPAN = 0.055, 0.575
-_NAMES = 0.44
+_MARGIN, _PANEL_WIDTH = 0.055, 0.575
+_MAX_NAME_WIDTH = 0.44
 """The largest width of a roof's name, as a fraction of the plane: the lowest roof's corner is farther to the right."""
 with_own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """A decorator for drawing functions: it suspends the user's settings of matplotlib (`text.usetex`, a dark page)."""
@@ -75,11 +75,11 @@ def roofline_figure(
 ) -> Figure:
     """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`, of one or more kinds.
 
-    The ceilings belong to one device. They may belong to several devices if each point names its device. Points without
-    a time lie on the measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes
-    determine the axis limits, so all figures of a device have the same axes. A point outside them extends the axes by
-    whole decades. Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if
-    there are several devices and a point names none."""
+    The ceilings belong to one device, or to several devices if each point names its device. Points without a time lie
+    on the measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine
+    the axis limits, so all figures of a device have the same axes. A point outside the limits extends the axes by whole
+    decades. Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if there are
+    several devices and a point names none."""
     if not points:
         raise ValueError("points: expected at least one, got none")
     names = {ceiling.device for ceiling in ceilings}
@@ -90,30 +90,30 @@ def roofline_figure(
     roofs = Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
     colours = {op: COLOURS[index % len(COLOURS)] for index, op in enumerate(ops)}
-    computing = [(number, point) for number, point in rows if point.flops > 0]
-    moving = [(number, point) for number, point in rows if point.flops == 0]
+    computing_points = [(point_number, point) for point_number, point in rows if point.flops > 0]
+    moving_points = [(point_number, point) for point_number, point in rows if point.flops == 0]
 
-    bars_inches = _BAR_INCHES * (len(moving) + 1) if moving else 0.0
+    bars_inches = _BAR_INCHES * (len(moving_points) + 1) if moving_points else 0.0
     works = {point.work for _, point in rows}
     list_inches = ROW_IN * (len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
-    height = max((7.2 if computing else 0.0) + bars_inches + 1.1, list_inches + 0.6)
+    height = max((7.2 if computing_points else 0.0) + bars_inches + 1.1, list_inches + 0.6)
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
     write_text(figure, _MARGIN, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _MARGIN, **head)
-    foot = 0.55
-    bars_inches = bars_inches if computing else height - 1.1
-    if computing:
-        bottom = foot + (bars_inches + 0.75 if moving else 0.0)
-        axes = figure.add_axes((_MARGIN, bottom / height, _SPAN, (height - 0.5 - bottom) / height))
-        _draw_plane(axes, computing, roofs, colours, fixed_axes)
-    if moving:
-        bars = figure.add_axes((_MARGIN, foot / height, _SPAN, bars_inches / height))
-        _draw_movement(bars, moving, roofs, colours)
+    bottom_inches = 0.55
+    bars_inches = bars_inches if computing_points else height - 1.1
+    if computing_points:
+        bottom = bottom_inches + (bars_inches + 0.75 if moving_points else 0.0)
+        axes = figure.add_axes((_MARGIN, bottom / height, _PANEL_WIDTH, (height - 0.5 - bottom) / height))
+        _draw_plane(axes, computing_points, roofs, colours, fixed_axes)
+    if moving_points:
+        bars_axes = figure.add_axes((_MARGIN, bottom_inches / height, _PANEL_WIDTH, bars_inches / height))
+        _draw_movement(bars_axes, moving_points, roofs, colours)
     draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
-        note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
-        figure.text(COLUMNS[1], 0.2 / height, note, size=6.5, color=INK)
+        points_note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
+        figure.text(COLUMN_POSITIONS[1], 0.2 / height, points_note, size=6.5, color=INK)
     return figure
 
 
@@ -134,16 +134,16 @@ def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
     """Returns the left, bottom, right and top limits of the axes."""
-    (min_x, min_y), (max_x, max_y) = (tuple(map(reduce, zip(*places, strict=True))) for reduce in (min, max))
+    (min_x, min_y), (max_x, max_y) = (tuple(map(extreme, zip(*places, strict=True))) for extreme in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     many_devices = len({ceiling.device for ceiling in ceilings}) > 1
-    corner = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
+    corner_x = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     right, top = max(max_x, ridge) * 4, max(*peaks, max_y) * (60 if many_devices else 4)  # room for their legend
     if fixed:
         right, top = (10.0 ** ceil(log10(limit)) for limit in (max(max_x, ridge * 30), max(max_y, max(peaks) * 2)))
-    name_x = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
+    name_x = 10 ** ((log10(corner_x) - _MAX_NAME_WIDTH * log10(right)) / (1 - _MAX_NAME_WIDTH))
     if not fixed:
         return min(min_x / 2.5, ridge / 12.5, name_x), min(min_y, *peaks) / 2.5, right, top
     left, bottom = (10.0 ** floor(log10(bound)) for bound in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
@@ -167,22 +167,22 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    texts, slanted = _draw_roofs(axes, roofs, dtypes, positions)
+    roof_texts, slanted_boxes = _draw_roofs(axes, roofs, dtypes, positions)
     for naive, end in arrows([point for _, point in points]):
-        tail, tip = ((point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, end))
+        arrow_tail, tip_xy = ((point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, end))
         arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, end, colours[end.op])}
-        axes.annotate("", xy=tip, xytext=tail, arrowprops=arrow, zorder=3)
+        axes.annotate("", xy=tip_xy, xytext=arrow_tail, arrowprops=arrow, zorder=3)
     for (_, point), (x, y) in zip(points, positions, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
     handler_map = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
-    handles = _legend_handles(points, roofs)
+    legend_handles = _legend_handles(points, roofs)
     axes.figure.canvas.draw()  # fixes the sizes of the texts, because neither the legend nor a number may cover them
-    name_boxes = [*map(_box, texts), *slanted]
-    spots = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(positions) * 72 / _DPI]
+    name_boxes = [*map(_box, roof_texts), *slanted_boxes]
+    marker_boxes = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(positions) * 72 / _DPI]
     legends: list[tuple[int, Any]] = []
     for corner in ("upper left", "lower right", "upper right", "lower left"):
-        legend = axes.legend(handles=handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=handler_map)
-        legends.append((sum(overlap(_box(legend), box) for box in (*name_boxes, *spots)), legend))
+        legend = axes.legend(handles=legend_handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=handler_map)
+        legends.append((sum(overlap(_box(legend), box) for box in (*name_boxes, *marker_boxes)), legend))
         if not legends[-1][0]:
             break
     axes.legend_ = min(legends, key=lambda legend: legend[0])[1]
@@ -190,9 +190,9 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
 
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
-    timed = naive.seconds is not None and end.seconds is not None
+    both_timed = naive.seconds is not None and end.seconds is not None
     style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
-    return style | {"color": colour if timed else GREY, "linestyle": "solid" if timed else (0, (3, 2))}
+    return style | {"color": colour if both_timed else GREY, "linestyle": "solid" if both_timed else (0, (3, 2))}
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
@@ -204,12 +204,12 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's sloped bandwidth roofs and flat roofs. Their names are above the slope, where no kernel lies.
+    """Draws each device's sloped bandwidth roofs and flat roofs, with names above the slope, where no kernel lies.
 
     Returns the texts of the flat roofs, and small boxes along sloped texts, because one large box would cover kernels.
     """
     (left, right), texts, boxes = axes.get_xlim(), [], []
-    text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
+    text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
     for device, colour in roofs.colours.items():
         if not dtypes[device]:  # none of its kernels computes
             continue
@@ -219,20 +219,20 @@ def _draw_roofs(
             line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
             rate = ceiling.hbm_bytes_per_s
             rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
-            flat = sorted(set(rates.values()))
-            axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
-            for height in flat:
+            flat_rates = sorted(set(rates.values()))
+            axes.plot([left, flat_rates[-1] / rate], [left * rate, flat_rates[-1]], **line)
+            for height in flat_rates:
                 axes.plot([height / rate, right], [height] * 2, **line)
                 dtype_names = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == height)
                 names.append((height, f"{dtype_names} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
-        lowest = 0.0
+        name_y = 0.0
         for height, name in sorted(names):
             corner = (height / sorted_ceilings[0].hbm_bytes_per_s, height)
             y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
-            lowest = max(lowest + 9.5, y)  # at least one line of text between two names
-            texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
+            name_y = max(name_y + 9.5, y)  # at least one line of text between two names
+            texts.append(axes.annotate(name, corner, (-7, name_y - y), ha="right", va="center", **text_style))
         name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in sorted_ceilings)
-        boxes += _write_along(axes, sorted_ceilings[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text)
+        boxes += _write_along(axes, sorted_ceilings[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text_style)
     return texts, boxes
 
 
@@ -244,23 +244,23 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` along the sloped roof of `rate`, where it covers as few markers at `places` and texts in `names` as
-    possible. Returns boxes along the text."""
-    foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
-    (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
+    """Writes `name` along the sloped roof of `rate`, where it covers the fewest markers (at `places`) and other texts
+    (`names`). Returns small boxes along the text."""
+    x_min = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
+    (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
-    spots = axes.transData.transform(places) * 72 / _DPI
+    marker_points = axes.transData.transform(places) * 72 / _DPI
     candidates: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
     for start in range(20, 320, 10):
-        along = (start * cos(angle) - 3 * sin(angle), start * sin(angle) + 3 * cos(angle))
-        x, y = x0 + along[0] - 4 * sin(angle), y0 + along[1] + 4 * cos(angle)
+        text_offset = (start * cos(angle) - 3 * sin(angle), start * sin(angle) + 3 * cos(angle))
+        x, y = x0 + text_offset[0] - 4 * sin(angle), y0 + text_offset[1] + 4 * cos(angle)
         steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
-        covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
-        covered += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
-        candidates.append((covered, along, steps))
-    _, along, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
-    slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
-    axes.annotate(name, (foot, foot * rate), along, **slanted)
+        covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in marker_points)
+        covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
+        candidates.append((covered_count, text_offset, steps))
+    _, text_offset, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
+    text_style: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
+    axes.annotate(name, (x_min, x_min * rate), text_offset, **text_style)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]
 
 
@@ -268,9 +268,9 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
     if point.seconds is None:
         axes.plot([x], [y], "x", color=GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
         return
-    face = colour if point.traffic_basis == "counted" and not point.noisy else "white"
-    style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face}
-    style["alpha"] = _PALE if point.noisy else 1.0
+    face_colour = colour if point.traffic_basis == "counted" and not point.noisy else "white"
+    style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face_colour}
+    style["alpha"] = _ALPHA if point.noisy else 1.0
     marker, size = ("*", 9.5) if point.published else (_MARKERS[point.role], 6.5)
     axes.plot([x], [y], marker, markersize=size, zorder=5, **style)
 
@@ -288,13 +288,13 @@ def _draw_numbers(
     occupied: Sequence[Box],
     colours: Mapping[str, str],
 ) -> None:
-    spots = [(float(x) * 72 / _DPI, float(y) * 72 / _DPI) for x, y in axes.transData.transform(places)]
-    sizes = [(2.4 * len(str(number)) + 0.6, 3.6) for number, _ in points]
-    offsets = place_labels(spots, sizes, _box(axes), occupied)
+    marker_points = [(float(x) * 72 / _DPI, float(y) * 72 / _DPI) for x, y in axes.transData.transform(places)]
+    sizes = [(2.4 * len(str(point_number)) + 0.6, 3.6) for point_number, _ in points]
+    offsets = place_labels(marker_points, sizes, _box(axes), occupied)
     line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
-    for (number, point), position, offset in zip(points, places, offsets, strict=True):
+    for (point_number, point), position, offset in zip(points, places, offsets, strict=True):
         axes.annotate(
-            str(number),
+            str(point_number),
             position,
             offset,
             textcoords="offset points",
@@ -311,32 +311,32 @@ def _draw_numbers(
 
 def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowPatch]:
     shown_points = [point for _, point in points]
-    timed = [point for point in shown_points if point.seconds is not None]
+    timed_points = [point for point in shown_points if point.seconds is not None]
     dot: dict[str, Any] = {"linestyle": "none", "color": INK, "markersize": 6}
     handles: list[Line2D | FancyArrowPatch] = [
         Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
         for role, marker in _MARKERS.items()
-        if any(point.role == role and not point.published for point in timed)
+        if any(point.role == role and not point.published for point in timed_points)
     ]
-    if any(point.noisy for point in timed):
-        handles.append(Line2D([], [], marker="o", label="pale: NOISY", markerfacecolor="white", alpha=_PALE, **dot))
-    if any(point.published for point in timed):
+    if any(point.noisy for point in timed_points):
+        handles.append(Line2D([], [], marker="o", label="pale: NOISY", markerfacecolor="white", alpha=_ALPHA, **dot))
+    if any(point.published for point in timed_points):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
-    for basis, fill, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
-        if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed):
-            handles.append(Line2D([], [], marker="o", label=f"{fill}: bytes {basis}", markerfacecolor=face, **dot))
-    if len(timed) < len(shown_points):
-        grey: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
-        handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
+    for basis, fill_name, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
+        if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed_points):
+            handles.append(Line2D([], [], marker="o", label=f"{fill_name}: bytes {basis}", markerfacecolor=face, **dot))
+    if len(timed_points) < len(shown_points):
+        grey_style: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
+        handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey_style))
     if arrow_ends := arrows(shown_points):
         style = _arrow(*arrow_ends[0], INK)
         handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **style))
-    for device, letter in roofs.letters.items():
-        if letter:
-            handles.append(Line2D([], [], color=roofs.colours[device], linewidth=3, label=f"{letter}: {device}"))
-    for kind, is_noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in roofs.ceilings):
-        label = f"ceiling, {KINDS[kind]}{', NOISY' if is_noisy else ''}"
-        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=label))
+    for device, device_letter in roofs.letters.items():
+        if device_letter:
+            handles.append(Line2D([], [], color=roofs.colours[device], linewidth=3, label=f"{device_letter}: {device}"))
+    for ceiling_kind, is_noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in roofs.ceilings):
+        ceiling_label = f"ceiling, {KIND_NAMES[ceiling_kind]}{', NOISY' if is_noisy else ''}"
+        handles.append(Line2D([], [], color="black", linestyle=_DASHES[ceiling_kind], label=ceiling_label))
     return handles
 
 
@@ -360,7 +360,7 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
             axes.axvline(ratio, linewidth=1.2, zorder=2, **style)
     axes.set_xlim(0, max(fractions) * 1.06)
     axes.set_ylim(len(points) - 0.3, -0.7)
-    axes.set_yticks(range(len(points)), [str(number) for number, _ in points], fontsize=7.5, weight="bold")
+    axes.set_yticks(range(len(points)), [str(point_number) for point_number, _ in points], fontsize=7.5, weight="bold")
     axes.tick_params(axis="y", length=0)
     for tick, (_, point) in zip(axes.get_yticklabels(), points, strict=True):
         tick.set_color(colours[point.op])

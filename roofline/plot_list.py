@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import si, three_digits
-from rooflab.roofline.points import KINDS, Point, plotted_flops_per_s
+from rooflab.roofline.points import KIND_NAMES, Point, plotted_flops_per_s
 
 COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
 GREY, INK = "#8a8a8a", "#444444"
 WIDTH_INCHES, ROW_IN = 14.0, 0.165
 # Left or right edge of each column of the list, as a fraction of the figure's width.
-COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
-CASE_OFFSET, NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
-READABLE = 500  # characters in the figure's width; more would be smaller than 4 points
+COLUMN_POSITIONS = (0.662, 0.668, 0.86, 0.925, 0.985)
+CASE_OFFSET, NAME_WIDTH = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
+MAX_CHARACTERS = 500  # characters in the figure's width; more would be smaller than 4 points
 CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
 
 Numbered = Sequence[tuple[int, Point]]
@@ -36,19 +36,19 @@ class Roofs:
         self.colours = {device: lines[index % len(lines)] for index, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
-        """Returns the ceilings that give the roof of a point without a measured time."""
+        """Returns the ceilings of the point's device: the measured ones if there are any, else the first ones."""
         ceilings = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
         return next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
 
     def name(self, ceiling: Ceilings) -> str:
         """Returns the label of a roof: its kind and the letter of its device."""
-        return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
+        return f"{KIND_NAMES[ceiling.kind]} {self.letters[ceiling.device]}".strip()
 
 
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
     """Writes plain text, not a formula. A text wider than `room` (a fraction of the figure) is cut, then shrunk."""
     shown_text = visible(text)
-    max_characters = int(room * READABLE)
+    max_characters = int(room * MAX_CHARACTERS)
     shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
     text_object = figure.text(x, y, shown_text, parse_math=False, **style)
     width = text_object.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
@@ -61,33 +61,35 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
     y = height - 0.5
 
     def write(cells: Sequence[str], **style: Any) -> None:
-        for x, cell, alignment in zip(COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
-            write_text(figure, x, y / height, cell, NAME_ROOM, ha=alignment, va="center", fontsize=7.5, **style)
+        for x, cell, alignment in zip(
+            COLUMN_POSITIONS, cells, ("right", "left", "right", "right", "right"), strict=True
+        ):
+            write_text(figure, x, y / height, cell, NAME_WIDTH, ha=alignment, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
     heading = None
-    for number, point in rows:
+    for point_number, point in rows:
         y -= ROW_IN
         if heading != point.work:
             heading = point.work
             case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
             y -= ROW_IN * 0.15
-            at_left: dict[str, Any] = {"ha": "left", "va": "center"}
-            bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
-            write_text(figure, COLUMNS[1], y / height, point.op, CASE_OFFSET, **bold)
+            left_style: dict[str, Any] = {"ha": "left", "va": "center"}
+            bold_style: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **left_style}
+            write_text(figure, COLUMN_POSITIONS[1], y / height, point.op, CASE_OFFSET, **bold_style)
             fits_beside = len(case) <= CASE_CHARACTERS
             y -= 0.0 if fits_beside else ROW_IN * 0.9
-            x = COLUMNS[1] + (CASE_OFFSET if fits_beside else 0.0)
-            write_text(figure, x, y / height, case, COLUMNS[-1] - x, size=6.5, color=INK, **at_left)
+            x = COLUMN_POSITIONS[1] + (CASE_OFFSET if fits_beside else 0.0)
+            write_text(figure, x, y / height, case, COLUMN_POSITIONS[-1] - x, size=6.5, color=INK, **left_style)
             y -= ROW_IN
-        kind = "published" if point.published else point.role
-        name = point.label if point.label == kind or point.role == "benchmark" else f"{point.label} ({kind})"
+        role_text = "published" if point.published else point.role
+        name = point.label if point.label == role_text or point.role == "benchmark" else f"{point.label} ({role_text})"
         intensity = "none" if not point.flops else three_digits(point.intensity)
-        work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
+        work_amount, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
         if point.seconds is None:
             roof = roofs.of(point)
             max_rate = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
-            write((str(number), name, intensity, f"≤ {si(max_rate)}{unit}", "not timed"), color=GREY)
+            write((str(point_number), name, intensity, f"≤ {si(max_rate)}{unit}", "not timed"), color=GREY)
             continue
         fraction = "NOISY" if point.noisy else f"{point.bound_s / point.seconds:.0%}"
-        write((str(number), name, intensity, f"{si(work / point.seconds)}{unit}", fraction), color="black")
+        write((str(point_number), name, intensity, f"{si(work_amount / point.seconds)}{unit}", fraction), color="black")

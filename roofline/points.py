@@ -11,12 +11,16 @@ from rooflab.roofline.model import Basis, CeilingKind, Ceilings
 
 Role = Literal["naive", "library", "optimized", "peer", "benchmark"]
 """The role of a kernel.  `benchmark` is a kernel of another repository that names no other role."""
-KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
+KIND_NAMES: Mapping[CeilingKind, str] = {
+    "datasheet": "data sheet",
+    "measured": "measured",
+    "at_clock": "at the clock held",
+}
 Box = tuple[float, float, float, float]
 """A box by its corners: x0, y0, x1, y1."""
-MOST_POINTS, MOST_MOVING = 15, 3
+MAX_POINTS, MAX_MOVING_POINTS = 15, 3
 """The most points of a readable figure, and how many of these may have no FLOPs.  A table holds the other points."""
-_RADII = (9, 13, 18, 24, 31, 39, 48, 60)
+_LABEL_RADII = (9, 13, 18, 24, 31, 39, 48, 60)
 NEAR_RADIUS = 13
 """The largest distance between a number and its marker at which no line joins the two."""
 
@@ -56,7 +60,7 @@ class Point:
 
     @property
     def work(self) -> tuple[str, str, str | None]:
-        """Returns the op, case and device. Only kernels with the same three are compared."""
+        """Returns the op, case and device. Only kernels with the same op, case and device are compared."""
         return self.op, self.case, self.device
 
     @property
@@ -80,22 +84,22 @@ def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
     """Numbers the points from 1, sorted by op, case and device in order of appearance, then by role and name."""
     ops = list(dict.fromkeys(point.op for point in points))
-    works = list(dict.fromkeys(point.work for point in points))
+    groups = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
-    sorted_points = sorted(points, key=lambda p: (ops.index(p.op), works.index(p.work), roles.index(p.role), p.label))
+    sorted_points = sorted(points, key=lambda p: (ops.index(p.op), groups.index(p.work), roles.index(p.role), p.label))
     return list(enumerate(sorted_points, start=1))
 
 
-def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """Chooses at most `most` points to draw. If some points have FLOPs, only a few points without FLOPs are chosen.
 
     The priority is: the fastest kernel of each op, case and device; the libraries' kernels; the naive kernels; all
-    others. Within one priority, cases come first in which the fastest kernel is farthest above its bound, in seconds.
+    others. Within one priority, the cases are sorted by the fastest kernel's time above its bound, the largest first.
     """
-    moving = [point for point in points if not point.flops]
-    computing = [point for point in points if point.flops]
-    chosen_ids = _foremost(moving, MOST_MOVING if computing else most)
-    chosen_ids |= _foremost(computing, most - len(chosen_ids))
+    moving_points = [point for point in points if not point.flops]
+    computing_points = [point for point in points if point.flops]
+    chosen_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
+    chosen_ids |= _foremost(computing_points, most - len(chosen_ids))
     return [point for point in points if id(point) in chosen_ids]
 
 
@@ -103,14 +107,14 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
     groups: dict[tuple[str, str, str | None], list[Point]] = {}
     for point in points:
         groups.setdefault(point.work, []).append(point)
-    ranks: dict[int, tuple[int, float]] = {}
+    rank_by_id: dict[int, tuple[int, float]] = {}
     for group in groups.values():
         fastest = min(group, key=_speed)
         lost_s = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
         for point in group:
             role_rank = {"library": 1, "naive": 2}.get(point.role, 3)
-            ranks[id(point)] = (0 if point is fastest else role_rank, -lost_s)
-    return set(sorted(ranks, key=lambda point: ranks[point])[:most])
+            rank_by_id[id(point)] = (0 if point is fastest else role_rank, -lost_s)
+    return set(sorted(rank_by_id, key=lambda point: rank_by_id[point])[:most])
 
 
 def _speed(point: Point) -> tuple[bool, float]:
@@ -122,12 +126,12 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Returns an arrow per case, from the naive kernel to the fastest optimized kernel. If no optimized kernel has a
     time, the arrow ends at the optimized kernel with the least traffic."""
     arrow_ends = []
-    for work in dict.fromkeys(point.work for point in points):
-        kernels = [point for point in points if point.work == work and not point.noisy]
-        naive = [point for point in kernels if point.role == "naive"]
-        optimized = [point for point in kernels if point.role == "optimized"]
-        if naive and optimized:
-            arrow_ends.append((naive[0], min(optimized, key=_speed)))
+    for work_key in dict.fromkeys(point.work for point in points):
+        kernels = [point for point in points if point.work == work_key and not point.noisy]
+        naive_points = [point for point in kernels if point.role == "naive"]
+        optimized_points = [point for point in kernels if point.role == "optimized"]
+        if naive_points and optimized_points:
+            arrow_ends.append((naive_points[0], min(optimized_points, key=_speed)))
     return arrow_ends
 
 
@@ -137,17 +141,17 @@ def place_labels(
     """Returns the offset of each label from its point. Labels cover no marker, no box of `occupied`, no other label.
 
     A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
-    no position within 60 is free, the label takes the nearest one. All lengths have one unit; the constants suit
-    typographic points."""
-    marker = 4.0
-    taken_boxes = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]
+    no position within a distance of 60 is free, the label takes the nearest position. All lengths have the same unit;
+    the constants suit typographic points."""
+    half_marker = 4.0
+    taken_boxes = [*occupied, *((x - half_marker, y - half_marker, x + half_marker, y + half_marker) for x, y in spots)]
     offsets = []
     for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
-        offset = (_RADII[0] * cos(-pi / 4), _RADII[0] * sin(-pi / 4))
+        offset = (_LABEL_RADII[0] * cos(-pi / 4), _LABEL_RADII[0] * sin(-pi / 4))
         for dx, dy in _offsets():
             box = (x + dx - half_width, y + dy - half_height, x + dx + half_width, y + dy + half_height)
             is_inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
-            if is_inside and not any(overlap(box, other) for other in taken_boxes):
+            if is_inside and not any(overlap(box, taken_box) for taken_box in taken_boxes):
                 offset = (dx, dy)
                 taken_boxes.append(box)
                 break
@@ -157,7 +161,7 @@ def place_labels(
 
 def _offsets() -> list[tuple[float, float]]:
     angles = [-pi / 4 + (step + 1) // 2 * (-1) ** step * pi / 8 for step in range(16)]
-    return [(radius * cos(angle), radius * sin(angle)) for radius in _RADII for angle in angles]
+    return [(radius * cos(angle), radius * sin(angle)) for radius in _LABEL_RADII for angle in angles]
 
 
 def overlap(a: Box, b: Box) -> bool:

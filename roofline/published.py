@@ -32,10 +32,10 @@ from rooflab.roofline.steps import (
     rmsnorm_cost,
 )
 
-FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
+TABLES_FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
 """The folder of the committed tables, which are part of the wheel.  An import writes the same format to any folder."""
-INDEX = "tables.json"
-_START_S = 2e-6
+INDEX_FILE = "tables.json"
+_START_TIME_S = 2e-6
 """Seconds that are added to the bound before interpolation: about the time of a launch, whatever the shape.  The
 constant only scales the two ends; no result contains it."""
 
@@ -77,11 +77,11 @@ class Table:
     source: str
     licence: str
     url: str
-    folder: Path = FOLDER
+    folder: Path = TABLES_FOLDER
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns seconds by shape (`exact`, then `axes` values). Raises `ValueError` if the file does not fit."""
+        """Returns seconds by shape (values of `exact`, then of `axes`). Raises `ValueError` if the file is wrong."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -90,7 +90,7 @@ class Table:
                 raise ValueError(f"columns {', '.join(columns)}")
             times = {tuple(map(int, line[:-1])): float(line[-1]) * 1e-6 for line in lines}
         except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-            raise ValueError(f"published: {path} is not the table that {INDEX} describes: {error}") from error
+            raise ValueError(f"published: {path} is not the table that {INDEX_FILE} describes: {error}") from error
         if len(times) != self.rows:
             raise ValueError(f"published: expected {self.rows} rows in {path}, got {len(times)}")
         return times
@@ -100,16 +100,16 @@ class Table:
         """Returns the sorted published values of each axis, for each combination of `exact` values."""
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
-            sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
-            for values, value in zip(sets, shape[len(self.exact) :], strict=True):
+            value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
+            for values, value in zip(value_sets, shape[len(self.exact) :], strict=True):
                 values.add(value)
-        return {key: [sorted(values) for values in sets] for key, sets in values_by_key.items()}
+        return {key: [sorted(values) for values in value_sets] for key, value_sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
         """Returns the data sheet's bound of a shape, in seconds. `cached`: L2 keeps data from one call to the next.
 
-        With `cached`, the HBM bytes are all bytes of `copies` calls minus the size of L2. L2 sets no bound, because no
-        rate of L2 is published."""
+        With `cached`, the HBM bytes of `copies` calls are all their bytes minus the size of L2. The L2 rate sets no
+        bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -119,24 +119,24 @@ class Table:
         return bound(cost, device.ceilings()).seconds
 
     def time(self, shape: Mapping[str, int]) -> Time:
-        """Returns the published or interpolated time of a shape, without seconds if the shape is outside the table."""
+        """Returns the published or interpolated time of a shape. Outside the table, the result's `seconds` is None."""
         key = tuple(shape[name] for name in self.exact)
         if key not in self._values:
             exact_text = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
             return Time(None, f"no row with {exact_text}", self)
-        point = tuple(shape[name] for name in self.axes)
-        for name, value, values in zip(self.axes, point, self._values[key], strict=True):
+        axis_values = tuple(shape[name] for name in self.axes)
+        for name, value, values in zip(self.axes, axis_values, self._values[key], strict=True):
             if not values[0] <= value <= values[-1]:
                 return Time(None, f"{name} = {value} is outside of {values[0]} to {values[-1]}", self)
-        if (key + point) in self.times:
-            return Time(self.times[key + point], "published", self)
-        ratio = self._log_ratio(key, point)
+        if (key + axis_values) in self.times:
+            return Time(self.times[key + axis_values], "published", self)
+        ratio = self._log_ratio(key, axis_values)
         if ratio is None:
             return Time(None, "the rows around it are missing", self)
-        return Time(exp(ratio) * self._scale(key, point), "interpolated", self)
+        return Time(exp(ratio) * self._scale(key, axis_values), "interpolated", self)
 
     def _scale(self, key: Shape, point: Shape) -> float:
-        return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_S
+        return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
         """Returns log(time / bound), interpolated linearly along each axis on which the point is not on the grid. A
@@ -181,8 +181,8 @@ def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | No
     low, high = ratios
     if low is None or high is None:
         return None
-    log_value, first, last = (log(shape[axis]) for shape in (point, *ends))
-    return low + (high - low) * (log_value - first) / (last - first)
+    log_value, first_log, last_log = (log(shape[axis]) for shape in (point, *ends))
+    return low + (high - low) * (log_value - first_log) / (last_log - first_log)
 
 
 def _product(scheme: str, shape: Mapping[str, int]) -> Cost:
@@ -228,8 +228,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
         if (table.op, table.scheme, table.gpu) != (op, scheme, gpu):
             continue
         columns = (*table.exact, *table.axes)
-        extras = {name: value for name, value in shape.items() if name not in columns}
-        if extras == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
+        leftover = {name: value for name, value in shape.items() if name not in columns}
+        if leftover == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
             times.append(time)
     return times
 
@@ -247,9 +247,9 @@ def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"window": 0} | shape if "attention" in op else shape
 
 
-def load(folder: Path = FOLDER) -> list[Table]:
+def load(folder: Path = TABLES_FOLDER) -> list[Table]:
     """Returns the tables of `folder`. Raises `ValueError` if the folder's index file is missing or cannot be read."""
-    path = folder / INDEX
+    path = folder / INDEX_FILE
     if not path.is_file():
         raise ValueError(f"published: expected the tables of published times in {folder}, found none")
     try:

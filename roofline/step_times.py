@@ -1,8 +1,8 @@
-"""Computes the time of a model's step (one forward pass) from published kernel times.
+"""Computes the time of one forward pass (a step) of a model from measured times of vLLM's kernels.
 
-The ops of a step are matrix products, attention, all-reduces and others.  The first three have published times of
-vLLM's kernels (`published.py`).  An op without a published time counts with its roofline bound.  The model has no gaps
-between ops, so the sum does not contain the time that the host adds.
+A step consists of matrix products, attention, all-reduces and other ops.  The measured times come from tables that
+others published (`published.py`).  An op without a time in these tables counts with its roofline bound.  The time of
+the step is the sum over its ops.  It leaves out gaps between ops and the time of the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
 from rooflab.roofline.published import Table, Time, committed
-from rooflab.roofline.steps import ITEM_BYTES, Kind, OpCost, activation_dtype, all_reduce_s, link, step_ops
+from rooflab.roofline.steps import ITEM_BYTES, OpCost, StepKind, activation_dtype, all_reduce_s, link, step_ops
 
 _FRAMEWORKS = ("vllm", "nccl")
 """The libraries whose kernels a step runs: one engine, and the library of its collectives."""
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("vllm", "nccl")
 
 @dataclass(frozen=True)
 class OpTime:
-    """The total time of all calls of one op, such as one projection of all layers, in a step."""
+    """The total time of all calls of one op in a step.  For example, the QKV projections of all layers are one op."""
 
     op: str
     site: str
@@ -46,19 +46,19 @@ class StepTime:
 
     @property
     def published_share(self) -> float:
-        """Returns the fraction of the step's time that comes from published or interpolated kernel times."""
+        """Returns the fraction of the step's time that comes from published kernel times, not from roofline bounds."""
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns the milliseconds of matrix products, attention, all-reduces, and other ops (`rest`, a bound)."""
-        parts: dict[str, float] = {}
+        """Returns the milliseconds of matrix products, attention, all-reduces and `rest` (the other ops, a bound)."""
+        category_ms: dict[str, float] = {}
         for op in self.ops:
-            category = _PARTS.get(op.op, "rest")
-            parts[category] = parts.get(category, 0.0) + op.ms
-        return parts
+            category = _OP_CATEGORIES.get(op.op, "rest")
+            category_ms[category] = category_ms.get(category, 0.0) + op.ms
+        return category_ms
 
 
-_PARTS = {
+_OP_CATEGORIES = {
     "gemm": "products",
     "flash_attention": "attention",
     "paged_attention": "attention",
@@ -69,16 +69,15 @@ _PARTS = {
 def step_time(
     arch: Architecture,
     device: Device,
-    kind: Kind,
+    kind: StepKind,
     batch: int,
     context: int,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """Returns the time of a step on `gpus` devices.  Returns None if no table of published times has this device.
-    `step_ops` lists the ops of the step.  Raises `ValueError` as `step_ops` does.
-    """
+    """Returns the time of a step on `gpus` devices.  Returns None if no published table has times of this device.
+    Raises `ValueError` if `step_ops` rejects the arguments."""
     ops = step_ops(arch, kind, batch, context, weight_dtype, kv_dtype, gpus)
     rows = batch * context if kind == "prefill" else batch
     return _step_time(arch, device, ops, rows, weight_dtype, kv_dtype, gpus)
@@ -94,18 +93,18 @@ def loaded_itl_ms(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> float | None:
-    """Returns the mean milliseconds between tokens while `concurrency` requests are always in flight.
+    """Returns the mean milliseconds between tokens (ITL) of a server with `concurrency` running requests.
 
-    Returns None if no table of published times has this device.  Each request has `prompt` tokens and generates
-    `output` tokens.  The next request follows at once.  While each sequence generates `output` tokens, the GPU also
-    computes one prompt per sequence.  Every sequence waits for all these prompts.  The mean context has `prompt +
-    output // 2` tokens."""
-    options = weight_dtype, kv_dtype, gpus
-    step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *options)
-    prefill = step_time(arch, device, "prefill", 1, prompt, *options)
-    if step is None or prefill is None:
+    Returns None if no published table has times of this device.  A request has `prompt` tokens and generates `output`
+    tokens.  A new request replaces a finished request at once.  While a sequence generates `output` tokens, the GPU
+    also runs `concurrency` prefills, and the sequence waits for them.  The mean context has `prompt + output // 2`
+    tokens."""
+    step_options = weight_dtype, kv_dtype, gpus
+    decode_step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *step_options)
+    prefill_step = step_time(arch, device, "prefill", 1, prompt, *step_options)
+    if decode_step is None or prefill_step is None:
         return None
-    return step.ms + concurrency / output * prefill.ms
+    return decode_step.ms + concurrency / output * prefill_step.ms
 
 
 def _step_time(
@@ -114,21 +113,21 @@ def _step_time(
     tables = [table for table in committed() if table.gpu == device.name and table.framework in _FRAMEWORKS]
     if not tables:
         return None
-    times = [_op_time(op, device, tables, kv_dtype) for op in ops]
+    op_times = [_op_time(op, device, tables, kv_dtype) for op in ops]
     if gpus > 1:
         size = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
         min_seconds = all_reduce_s(size, gpus, link(device, gpus))
-        reduces = [table for table in tables if table.op == "all_reduce"]
+        all_reduce_tables = [table for table in tables if table.op == "all_reduce"]
         shape = {"gpus": gpus, "bytes": size}
-        times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, min_seconds, reduces, shape))
-    including_ops = {name: op for op in times for name in op.includes}
-    times = [
+        op_times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, min_seconds, all_reduce_tables, shape))
+    including_ops = {name: op for op in op_times for name in op.includes}
+    op_times = [
         replace(op, ms=0.0, basis=including_ops[op.op].basis, source=f"in the time of {including_ops[op.op].op}")
         if op.op in including_ops
         else op
-        for op in times
+        for op in op_times
     ]
-    return StepTime(sum(op.ms for op in times), tuple(times))
+    return StepTime(sum(op.ms for op in op_times), tuple(op_times))
 
 
 def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str) -> OpTime:
@@ -136,31 +135,31 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
     (dtype,) = op.cost.tensor_flops or ("",)
     if op.op == "gemm":
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
-        matching = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
-        return _in_pieces(op, min_seconds, matching)
+        matching_tables = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
+        return _in_pieces(op, min_seconds, matching_tables)
     scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
-    matching = [t for t in tables if t.op == op.op and t.scheme == scheme]
-    return _timed(op.op, op.site, op.calls, min_seconds, matching, op.shape)
+    matching_tables = [t for t in tables if t.op == op.op and t.scheme == scheme]
+    return _timed(op.op, op.site, op.calls, min_seconds, matching_tables, op.shape)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a matrix product.  If it is wider than its table, splits it along N into equal products."""
-    widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
-    pieces = ceil(op.shape["N"] / widest) if widest else 1
-    shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}
-    piece_time = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
-    if pieces == 1 or piece_time.basis == "bound":
+    """Returns the time of a matrix product.  If N is above the published values, adds the times of equal parts of N."""
+    max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
+    piece_count = ceil(op.shape["N"] / max_n) if max_n else 1
+    shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
+    piece_time = _timed(op.op, op.site, op.calls * piece_count, least_s / piece_count, tables, shape)
+    if piece_count == 1 or piece_time.basis == "bound":
         return piece_time
-    return replace(piece_time, calls=op.calls, source=f"{piece_time.source}, as {pieces} of N = {shape['N']}")
+    return replace(piece_time, calls=op.calls, source=f"{piece_time.source}, as {piece_count} of N = {shape['N']}")
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
-    """Returns the fastest published time for `shape`.  Without a published time, returns the roofline bound."""
+    """Returns the fastest published time for `shape`, or the roofline bound if no table has the shape."""
     times: list[Time] = [table.time(shape) for table in tables]
-    published = [(time.seconds, time) for time in times if time.seconds is not None]
-    if not published:
+    published_times = [(time.seconds, time) for time in times if time.seconds is not None]
+    if not published_times:
         reason = times[0].how if times else ""
         return OpTime(op, site, calls, calls * least_s * 1e3, "bound", reason)
-    seconds, best = min(published, key=lambda pair: pair[0])
-    source = f"{best.table.framework} {best.table.version} {best.table.kernel}"
-    return OpTime(op, site, calls, calls * seconds * 1e3, best.how, source, best.table.includes)
+    seconds, best_time = min(published_times, key=lambda pair: pair[0])
+    source = f"{best_time.table.framework} {best_time.table.version} {best_time.table.kernel}"
+    return OpTime(op, site, calls, calls * seconds * 1e3, best_time.how, source, best_time.table.includes)

@@ -1,13 +1,13 @@
 """Computes the cost of each op in one prefill or decode step of a model, and the minimum time of the step.
 
-The model assumes separate kernels. Each op starts after the previous op, and moves its inputs and outputs through HBM
-once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the step is the sum of
-these times. A kernel that fuses two of these ops can be faster than this bound; separate kernels cannot. The cost of an
-op equals the cost that the op's spec gives for the same shapes.
+The model assumes that each op is one kernel, and that kernels run one after another. Each kernel moves its inputs and
+outputs through HBM once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the
+step is the sum of these times. A kernel that fuses two ops can be faster than this bound; separate kernels cannot. The
+cost of an op equals the cost in the op's own specification for the same shapes.
 
 Tensor parallelism splits the heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype. Some switches add the values (NVLink SHARP, since Hopper). Over
-these switches each GPU sends the tensor's bytes once. Over other links each of `n` GPUs sends `2 * (n - 1) / n` of
+`[tokens, hidden]` tensor in the activations' dtype. Some switches add the values (NVLink SHARP, since Hopper). With
+these switches each GPU sends the tensor's bytes once. With other links each of `n` GPUs sends `2 * (n - 1) / n` of
 these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). The model does not count the latency
 of all-reduces. All-reduces overlap with no kernel, because the next op needs the sum. The model leaves out the
 collectives of embedding and logits, about `1 / (2 * layers)` of these bytes.
@@ -25,7 +25,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
-Kind = Literal["decode", "prefill"]
+StepKind = Literal["decode", "prefill"]
 MAX_GPUS = 8
 """The most GPUs of one node; between nodes the link is slower."""
 _BLOCK_TOKENS = 16
@@ -33,7 +33,7 @@ _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
 
 class OpCost(NamedTuple):
-    """The cost of one op in a step, such as the QKV projection: the step has `calls` calls, each of `cost`."""
+    """The cost of one op in a step, such as the QKV projection: the step calls it `calls` times at `cost` each."""
 
     op: str
     calls: int
@@ -54,17 +54,17 @@ def rmsnorm_cost(rows: int, width: int, item: int) -> Cost:
 
 
 def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
-    """Returns the cost of activations `[M, K]` times weights `[N, K]`.  The output has the activations' dtype."""
-    item = ITEM_BYTES[activation]
-    read_bytes = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
-    return Cost(read_bytes, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
+    """Returns the cost of `C = A @ W.T`: activations `[M, K]` and weights `[N, K]`.  `C` has the activations' dtype."""
+    item_bytes = ITEM_BYTES[activation]
+    read_bytes = M * K * item_bytes + N * K * ITEM_BYTES[weight] + (N * item_bytes if bias else 0)
+    return Cost(read_bytes, M * N * item_bytes, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
 
 
 def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
-    """Returns the cost of causal attention over `B` prompts of `context` tokens.  Counts only visible query-key pairs.
-    A `window` of 0 means no window."""
-    seen = min(context, window or context)
-    visible_pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
+    """Returns the cost of causal attention over `B` prompts of `context` tokens.  Counts only query-key pairs that the
+    mask allows.  A `window` of 0 means no window."""
+    visible_keys = min(context, window or context)
+    visible_pairs = B * H * (visible_keys * (visible_keys + 1) // 2 + (context - visible_keys) * visible_keys)
     row = B * context * D * ITEM_BYTES[dtype]
     return _attention(visible_pairs, D, H * row, 2 * H_kv * row, dtype)
 
@@ -87,63 +87,63 @@ def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: floa
 def _step(
     arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> list[OpCost]:
-    """Returns all ops of a forward step on one of `gpus` GPUs, with sampling.  A sequence has one row of logits."""
-    act = activation_dtype(weight_dtype)
-    T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act]
+    """Returns all ops of a step on one of `gpus` GPUs, with sampling.  Computes logits for one token per sequence."""
+    act_dtype = activation_dtype(weight_dtype)
+    T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act_dtype]
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
-    ffn, vocab = ceil(arch.intermediate_size / gpus), ceil(arch.vocab_size / gpus)
+    ffn_size, vocab = ceil(arch.intermediate_size / gpus), ceil(arch.vocab_size / gpus)
     q, kv = heads * D, kv_heads * D
     rope_bytes = T * (q + kv) * item
-    add_norm = Cost(2 * T * H * item + H * item, 2 * T * H * item, {}, 5.0 * T * H, float(T))
-    rope = Cost(rope_bytes + T * (D * 4 + _INDEX_BYTES), rope_bytes, {}, 3.0 * T * (q + kv))
-    cache = Cost(T * (2 * kv * item + _INDEX_BYTES), 2 * T * kv * ITEM_BYTES[kv_dtype])
-    silu = Cost(2 * T * ffn * item, T * ffn * item, {}, 4.0 * T * ffn, 2.0 * T * ffn)
+    add_norm_cost = Cost(2 * T * H * item + H * item, 2 * T * H * item, {}, 5.0 * T * H, float(T))
+    rope_cost = Cost(rope_bytes + T * (D * 4 + _INDEX_BYTES), rope_bytes, {}, 3.0 * T * (q + kv))
+    cache_cost = Cost(T * (2 * kv * item + _INDEX_BYTES), 2 * T * kv * ITEM_BYTES[kv_dtype])
+    silu_cost = Cost(2 * T * ffn_size * item, T * ffn_size * item, {}, 4.0 * T * ffn_size, 2.0 * T * ffn_size)
     qk_norms = [("q_norm", heads), ("k_norm", kv_heads)] if arch.qk_norm else []
 
     def product(site: str, calls: int, M: int, N: int, K: int, weight: str, bias: bool = False) -> OpCost:
-        return OpCost("gemm", calls, gemm_cost(M, N, K, weight, act, bias), site, {"M": M, "N": N, "K": K})
+        return OpCost("gemm", calls, gemm_cost(M, N, K, weight, act_dtype, bias), site, {"M": M, "N": N, "K": K})
 
     return [
         OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
         OpCost("rmsnorm", 1, rmsnorm_cost(T, H, item), "first_norm"),
         product("qkv_proj", L, T, q + 2 * kv, H, weight_dtype, arch.attention_bias),
         *(OpCost("rmsnorm", L, rmsnorm_cost(T * count, D, item), site) for site, count in qk_norms),
-        OpCost("rope", L, rope, "rope"),
-        OpCost("kv_cache_write", L, cache, "kv_cache_write"),
+        OpCost("rope", L, rope_cost, "rope"),
+        OpCost("kv_cache_write", L, cache_cost, "kv_cache_write"),
         attention,
         product("o_proj", L, T, H, q, weight_dtype),
-        OpCost("fused_add_rmsnorm", 2 * L, add_norm, "norms"),
-        product("gate_up_proj", L, T, 2 * ffn, H, weight_dtype),
-        OpCost("silu_and_mul", L, silu, "silu_and_mul"),
-        product("down_proj", L, T, H, ffn, weight_dtype),
-        product("lm_head", 1, sequences, vocab, H, act),
+        OpCost("fused_add_rmsnorm", 2 * L, add_norm_cost, "norms"),
+        product("gate_up_proj", L, T, 2 * ffn_size, H, weight_dtype),
+        OpCost("silu_and_mul", L, silu_cost, "silu_and_mul"),
+        product("down_proj", L, T, H, ffn_size, weight_dtype),
+        product("lm_head", 1, sequences, vocab, H, act_dtype),
         OpCost("sample", 1, Cost(sequences * vocab * item, sequences * _INDEX_BYTES, {}, sequences * vocab), "sample"),
     ]
 
 
 def step_ops(
     arch: Architecture,
-    kind: Kind,
+    kind: StepKind,
     batch: int,
     context: int,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> list[OpCost]:
-    """Returns the ops of a step on each of `gpus` GPUs, in order.  Bounds and simulated steps are sums over these ops.
+    """Returns the ops of a step on each of `gpus` GPUs, in order.
 
     A `decode` step computes one new token for each of `batch` sequences.  `context` counts this token too.  A `prefill`
-    step computes `batch` prompts of `context` tokens.  Causal attention counts only visible query-key pairs, about
-    half. The output head runs on the last token of each prompt.  If a model has a window, attention reads only the keys
-    in the window.
+    step computes `batch` prompts of `context` tokens.  Causal attention counts only query-key pairs that the mask
+    allows, about half. The output head runs on the last token of each prompt.  If a model has a window, attention reads
+    only the keys in the window.
 
     Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads."""
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
-    act, shape = activation_dtype(weight_dtype), _attention_shape(arch, batch, context, gpus)
+    act_dtype, shape = activation_dtype(weight_dtype), _attention_shape(arch, batch, context, gpus)
     if kind == "prefill":
-        op, cost, tokens = "flash_attention", prefill_attention_cost(**shape, dtype=act), batch * context
+        op, cost, tokens = "flash_attention", prefill_attention_cost(**shape, dtype=act_dtype), batch * context
     else:
-        op, cost, tokens = "paged_attention", decode_attention_cost(**shape, dtype=act, kv_dtype=kv_dtype), batch
+        op, cost, tokens = "paged_attention", decode_attention_cost(**shape, dtype=act_dtype, kv_dtype=kv_dtype), batch
     attention = OpCost(op, arch.num_layers, cost, "attention", shape)
     return _step(arch, tokens, batch, attention, weight_dtype, kv_dtype, gpus)
 
@@ -161,7 +161,7 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
-    """Returns the possible sizes of a tensor-parallel group in a node: each splits or repeats whole KV heads."""
+    """Returns the possible numbers of GPUs for tensor parallelism in a node.  No KV head is split between GPUs."""
     kv = arch.num_kv_heads
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 
@@ -177,7 +177,7 @@ class Link(NamedTuple):
 
 
 def link(device: Device, gpus: int) -> Link:
-    """Returns the link between `gpus` devices of this model: NVLink if it connects all of them, else PCIe."""
+    """Returns the link between `gpus` GPUs of the model `device`: NVLink if it connects all GPUs, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
     return Link("PCIe", device.pcie_bytes_per_s, False)
@@ -185,8 +185,8 @@ def link(device: Device, gpus: int) -> Link:
 
 def all_reduce_s(bytes_per_gpu: float, gpus: int, link: Link) -> float:
     """Returns the minimum seconds of one all-reduce of `bytes_per_gpu` bytes.  Returns 0 for one GPU."""
-    times = 1.0 if link.adds else 2 * (gpus - 1) / gpus
-    return times * bytes_per_gpu / link.bytes_per_s if gpus > 1 else 0.0
+    traffic_factor = 1.0 if link.adds else 2 * (gpus - 1) / gpus
+    return traffic_factor * bytes_per_gpu / link.bytes_per_s if gpus > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -212,27 +212,27 @@ class StepBound:
 
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
-    """Returns the minimum time of `ops`, one after another.  Raises `ValueError` on a dtype without a matrix rate."""
+    """Returns the minimum time of `ops`, one after another.  Raises `ValueError` if a dtype has no matrix rate."""
     bounds = [(op, bound(op.cost, ceilings)) for op in ops]
-    by_limiter = {"link": all_reduce_total_s}
+    limiter_seconds = {"link": all_reduce_total_s}
     for op, op_bound in bounds:
-        by_limiter[op_bound.limiter] = by_limiter.get(op_bound.limiter, 0.0) + op.calls * op_bound.seconds
+        limiter_seconds[op_bound.limiter] = limiter_seconds.get(op_bound.limiter, 0.0) + op.calls * op_bound.seconds
     return StepBound(
-        least_ms=sum(by_limiter.values()) * 1e3,
-        limiter=max(by_limiter, key=lambda limiter: by_limiter[limiter]),
+        least_ms=sum(limiter_seconds.values()) * 1e3,
+        limiter=max(limiter_seconds, key=lambda limiter: limiter_seconds[limiter]),
         all_reduce_ms=all_reduce_total_s * 1e3,
         ops=tuple(OpBound(op.op, op.site, op.calls, op.calls * b.seconds * 1e3, b.limiter) for op, b in bounds),
     )
 
 
 def check_arguments(arch: Architecture, weight_dtype: str, kv_dtype: str, gpus: int, **lengths: int) -> None:
-    """Raises `ValueError` on an unknown dtype, an impossible number of GPUs, or a length out of range."""
+    """Raises `ValueError` on an unknown dtype, an impossible number of GPUs, or a length that the model cannot have."""
     for name, dtype in (("weight_dtype", weight_dtype), ("kv_dtype", kv_dtype)):
         if dtype not in ITEM_BYTES:
             raise ValueError(f"{name}: expected one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
     if gpus not in gpu_counts(arch):
-        counts = ", ".join(str(n) for n in gpu_counts(arch))
-        raise ValueError(f"tensor_parallel: expected one of {counts} (it splits {arch.name}'s heads), got {gpus}")
+        valid_counts = ", ".join(str(n) for n in gpu_counts(arch))
+        raise ValueError(f"tensor_parallel: expected one of {valid_counts} (it splits {arch.name}'s heads), got {gpus}")
     for name, length in lengths.items():
         if length < 1:
             raise ValueError(f"{name}: expected at least 1, got {length}")

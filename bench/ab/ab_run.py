@@ -1,4 +1,4 @@
-"""Runs one A/B comparison: checks both sides, measures pairs of processes, confirms differences, and judges."""
+"""Runs one A/B comparison: checks both sides, measures pairs of processes, confirms differences, and gives verdicts."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> AbResult:
-    """Runs and judges `comparison`.  A fault of a kernel raises no exception, but becomes a verdict.
+    """Runs and judges `comparison`.  A fault of a kernel becomes a verdict and raises no exception.
 
-    `floors` holds a noise floor for each comparison; None means the stored noise floors of this machine.
-    `checked=True` means that an earlier run has checked the same code and its timed outputs, so that this run only
-    measures.  With `by_activity=False` only the times are judged, even if both sides ran the same device code."""
+    `floors` holds a noise floor for each comparison; None means the stored noise floors of this machine. `checked=True`
+    means that an earlier run has checked the same code and its timed outputs.  This run then only measures.  With
+    `by_activity=False` only times count, even if both sides ran the same device code.
+    """
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {
@@ -74,30 +75,30 @@ def run(
     failures = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in faults], done)
     left_out = {} if comparison.a.functions else _not_timed(comparison, failures)
     keys = [key for key in comparison.keys if key not in left_out]
-    sound = [key for key in keys if key not in faults and key not in {key for _, key, _ in failures}]
+    sound_keys = [key for key in keys if key not in faults and key not in {key for _, key, _ in failures}]
     environments = runner.environments
     if reason := difference(environments["A"], environments["B"]) if len(environments) == 2 else "":
-        faults |= dict.fromkeys(sound, ("INVALID", reason))
-        sound = []
+        faults |= dict.fromkeys(sound_keys, ("INVALID", reason))
+        sound_keys = []
 
-    deadline = math.inf if settings.budget_s is None else start_s + settings.budget_s
-    measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=deadline, done=done)
+    deadline_s = math.inf if settings.budget_s is None else start_s + settings.budget_s
+    run_batch = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=deadline_s, done=done)
 
     def evidence(read: Readings, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
-        items = []
+        evidence_items = []
         for key in keys:
             records, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
-            of_key = evidence_of(
+            key_evidence = evidence_of(
                 key, *records, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
             )
-            items.append(Evidence(key, broken=faults[key]) if key in faults else of_key)
-        return items
+            evidence_items.append(Evidence(key, broken=faults[key]) if key in faults else key_evidence)
+        return evidence_items
 
     min_pairs = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
-    first_batch = measured(sound, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
+    first_batch = run_batch(sound_keys, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
     read = failures + first_batch.read
-    called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
-    second_batch = measured(called, seed=settings.seed + 1, confirms=True)
+    called_keys = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
+    second_batch = run_batch(called_keys, seed=settings.seed + 1, confirms=True)
     read += second_batch.read
     floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     outcomes = tuple(judge(evidence(read, floors_here, second_batch.stopped), settings.rules))
@@ -106,7 +107,7 @@ def run(
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Readings:
-    """Checks the kernels of both sides, and returns the checks with another status than OK."""
+    """Checks the kernels of both sides, and returns the checks that do not have the status OK."""
     failures: Readings = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
@@ -123,12 +124,12 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 
 
 def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
-    """Returns the comparisons that cannot be timed, with the reason: no side runs, or one of two kernels does not."""
-    cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
+    """Returns why comparisons cannot be timed: a kernel runs on neither side, or one of two kernels cannot run."""
+    refusals = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reasons = {}
-    for (name, key), reason in cannot.items():
+    for (name, key), reason in refusals.items():
         two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
-        if two_kernels or {("A", key), ("B", key)} <= cannot.keys():
+        if two_kernels or {("A", key), ("B", key)} <= refusals.keys():
             reasons[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
     return reasons
 
@@ -136,7 +137,7 @@ def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
 METRICS = (
     "effect effect_low effect_high smallest_visible_effect pairs_for_1_percent p_value noise_floor pairs"
 ).split()
-_STATUS: dict[str, Status] = {
+_STATUS_BY_VERDICT: dict[str, Status] = {
     "INCORRECT": "INCORRECT",
     "FAILED": "RUNTIME_ERROR",
     "INVALID": "INVALID",
@@ -178,14 +179,14 @@ def _not_measured(result: AbResult, name: SideName) -> list[Record]:
 
 def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     a, b = result.comparison.a, result.comparison.b
-    baseline = a.targets[outcome.key]
+    baseline_target = a.targets[outcome.key]
     time_pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
     records = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
-    blank = b.targets.get(outcome.key, baseline).record(result.settings.device, result.settings.seed)
+    blank_record = b.targets.get(outcome.key, baseline_target).record(result.settings.device, result.settings.seed)
     values = {name: getattr(outcome, name) for name in METRICS}
-    status = _STATUS.get(outcome.verdict, "OK")
+    status = _STATUS_BY_VERDICT.get(outcome.verdict, "OK")
     return replace(
-        records[0] if records else blank,
+        records[0] if records else blank_record,
         kind="ab",
         run_id=run_id,
         timestamp="",
@@ -196,15 +197,15 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
         dirty=b.dirty,
         basis="measured" if time_pairs and status == "OK" else "bound",
         latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
-        samples=Record.packed([second for _, second in time_pairs]) if time_pairs else None,
+        samples=Record.packed([candidate_time for _, candidate_time in time_pairs]) if time_pairs else None,
         sample_count=len(time_pairs) or None,
         baseline={
             "label": a.label,
-            "kernel": baseline.kernel,
+            "kernel": baseline_target.kernel,
             "commit": a.commit,
             "dirty": a.dirty,
             "latency_median_ms": _ms(outcome.baseline_s),
-            "samples": Record.packed([first for first, _ in time_pairs]) if time_pairs else None,
+            "samples": Record.packed([baseline_time for baseline_time, _ in time_pairs]) if time_pairs else None,
         },
         verdict=outcome.verdict,
         metrics={name: float(value) for name, value in values.items() if value is not None},

@@ -1,6 +1,6 @@
 """Checks or times the kernels of one job, in a fresh process of an A/B comparison.  Can slow calls on purpose.
 
-The process answers as soon as a kernel is done, so the parent knows at which kernel the process died or hangs.
+The process sends an answer after each kernel.  So the parent knows at which kernel the process died or hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Job = Mapping[str, Any]
 
 
 def answer(job: Job) -> Iterator[dict[str, Any]]:
-    """Yields the answers to a job: first the environment, then two per kernel, at its start and with its record."""
+    """Yields the answers to a job: first the environment, then two answers per kernel, its start and its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": Environment.now(device.index or 0).to_dict()}
@@ -38,19 +38,19 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
         yield {"list": listing(job, device, file_of)}
     for key, values in job["targets"].items():
         target = Target(**values)
-        blank = target.record(job["device"], job["seed"])
+        blank_record = target.record(job["device"], job["seed"])
         yield {"start": key}
         if job["functions"]:
-            record = _function(blank, job)
+            record = _function(blank_record, job)
         else:
-            record = (check if job["mode"] == "check" else measure)(target, blank, job, device)
+            record = (check if job["mode"] == "check" else measure)(target, blank_record, job, device)
         yield {"key": key, "record": record.to_json()}
 
 
 def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists, for each op, the cases of a suite and this source tree's kernels, with the reason if one cannot run here.
+    """Lists, for each op, the cases of a suite and the kernels of this source tree.  Says why a kernel cannot run here.
 
-    If the kernels come from another repository, `file_of` maps each kernel to its file, and only these are listed."""
+    For kernels of another repository, `file_of` maps each kernel to its file.  Then only these kernels are listed."""
     from rooflab.bench.ab.sides import largest
 
     rows, specs = {}, registry.ops()
@@ -90,10 +90,10 @@ def check(target: Target, blank: Record, job: Job, device: torch.device) -> Reco
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
-    run = Measurement(spec, scheme, Settings(device=str(device), seed=job["seed"], roof=False))
-    result = run.check_here(kernel, spec.get_cases("smoke")[0], planted=True)
+    measurement = Measurement(spec, scheme, Settings(device=str(device), seed=job["seed"], roof=False))
+    result = measurement.check_here(kernel, spec.get_cases("smoke")[0], planted=True)
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
-        result = run.check_here(kernel, case, planted=result.status == "UNSUPPORTED")
+        result = measurement.check_here(kernel, case, planted=result.status == "UNSUPPORTED")
     return _ended(blank, result.status, result.reason)
 
 
@@ -102,14 +102,14 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """Checks a kernel that cannot run here in the emulator.  Returns a record if the kernel is wrong, else None."""
+    """Checks a kernel in the emulator if it cannot run here.  Returns a record if the kernel is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
-    check = Checkers(torch.device("cpu"), emulators())
-    result = check(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
+    checkers = Checkers(torch.device("cpu"), emulators())
+    result = checkers(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
     return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
 
 
@@ -123,16 +123,16 @@ def _function(blank: Record, job: Job) -> Record:
     """Checks or times the function that `compare` has sent with the job."""
     from rooflab.bench.ab.compare import prepare_functions
 
-    sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
+    sys.path[:0] = [path_entry for path_entry in job["functions"]["path"] if path_entry not in sys.path]
     try:
-        prepared = prepare_functions(job["functions"], job["seed"])
+        prepared_op = prepare_functions(job["functions"], job["seed"])
         if job["mode"] == "check":
-            result = prepared.checked(job["seed"])
+            result = prepared_op.checked(job["seed"])
             return _ended(blank, result.status, result.reason)
     except Failed.errors() as error:
         failure = Failed.of(error, "the functions")
         return _ended(blank, failure.status, failure.reason)
-    return _timed(*prepared[:4], blank, job, prepared.device)
+    return _timed(*prepared_op[:4], blank, job, prepared_op.device)
 
 
 _OF_A_READING = (
@@ -152,7 +152,7 @@ _OF_A_READING = (
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
 ) -> Record:
-    share = job["slow_down"]
+    slow_share = job["slow_down"]
     settings = Settings(
         device=job["device"],
         seed=job["seed"],
@@ -162,18 +162,18 @@ def _timed(
         paired=True,
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
-    run = Measurement(spec, scheme, settings)
-    if share:
-        run.wrap = lambda rotation: Slowed(rotation, share, device)
-    (result,) = run.records([kernel], [case])
-    timed = replace(
+    measurement = Measurement(spec, scheme, settings)
+    if slow_share:
+        measurement.wrap = lambda rotation: Slowed(rotation, slow_share, device)
+    (result,) = measurement.records([kernel], [case])
+    timed_record = replace(
         blank,
         **{name: getattr(result, name) for name in _OF_A_READING},
         reason=result.reason if result.status != "OK" else "",
     )
     if result.status != "OK":
-        return timed
-    return replace(timed, basis="measured", latency_median_ms=result.latency_median_ms, samples=result.samples)
+        return timed_record
+    return replace(timed_record, basis="measured", latency_median_ms=result.latency_median_ms, samples=result.samples)
 
 
 def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
@@ -182,13 +182,13 @@ def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
     return spec, kernel, spec.check_case(Case.parse(target.case_id)), get_scheme(target.scheme)
 
 
-PROBES = 7
+NUM_PROBES = 7
 PROBE_CYCLES = 10_000_000
 
 
 class Slowed(Rotation):
-    """Calls a kernel on copies of its inputs, and waits after each call for `share` of the call's time.  On a CPU a
-    loop waits; on CUDA the device waits."""
+    """Calls a kernel on copies of its inputs, and waits after each call.  The wait takes the call's time times `share`.
+    On a CPU a loop waits; on CUDA the device waits."""
 
     def __init__(self, rotation: Rotation, share: float, device: torch.device):
         self.__dict__ |= vars(rotation)
@@ -197,7 +197,7 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """Returns a function for the first call, which is observed.  This call waits too, like the timed calls."""
+        """Returns a function for a call on the first inputs.  This call waits too, like the timed calls."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:
@@ -225,8 +225,8 @@ _cuda: Any = torch.cuda
 
 def _cycles(function: Callable[[], object]) -> float:
     """Returns the device cycles that a call of `function` takes, on the clock that `torch.cuda._sleep` counts."""
-    times = sorted(_elapsed_ms(function) for _ in range(PROBES))
-    return times[PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
+    call_times_ms = sorted(_elapsed_ms(function) for _ in range(NUM_PROBES))
+    return call_times_ms[NUM_PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
 
 
 def _elapsed_ms(function: Callable[[], object]) -> float:

@@ -29,7 +29,7 @@ from rooflab.bench.core import FunctionOp, Verdict
 from rooflab.kernels._user_files import import_file
 from rooflab.roofline.numbers import change
 
-KEY, SCHEME = "function", "as made"
+COMPARISON_KEY, SCHEME = "function", "as made"
 """Names of the comparison of two functions and of its scheme.  The caller chooses the dtypes of the tensors."""
 
 
@@ -56,10 +56,10 @@ class Compared:
         if outcome.effect is None:
             return f"{headline}: {outcome.reason}"
         bounds = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
-        text = f"{headline}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
-        text += f": {outcome.reason}" if outcome.reason else ""
-        stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
-        return f"{text}. {power([outcome])}{stopped}"
+        result_text = f"{headline}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
+        result_text += f": {outcome.reason}" if outcome.reason else ""
+        stop_text = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
+        return f"{result_text}. {power([outcome])}{stop_text}"
 
 
 def compare(
@@ -93,15 +93,15 @@ def compare(
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
         raise ValueError("make_inputs: expected at least one tensor, got none")
-    packed = {name: pack(function) for name, function in (("reference", ref_fn), ("make_inputs", make_inputs))}
-    path = [entry for entry in sys.path if entry]
+    functions = {name: pack(function) for name, function in (("reference", ref_fn), ("make_inputs", make_inputs))}
+    path = [path_entry for path_entry in sys.path if path_entry]
     sides = [
         Side(
-            label := _label(function, fallback),
-            {KEY: Target(KEY, label, "", SCHEME)},
-            functions={**packed, "fn": pack(function), "path": path},
+            label := _label(function, default_label),
+            {COMPARISON_KEY: Target(COMPARISON_KEY, label, "", SCHEME)},
+            functions={**functions, "fn": pack(function), "path": path},
         )
-        for function, fallback in ((ref_fn, "reference"), (my_fn, "mine"))
+        for function, default_label in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
     settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
     result = run(Comparison(sides[0], sides[1]), settings, progress or note)
@@ -114,27 +114,27 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """Returns the op of the packed functions `fn`, `reference` and `make_inputs`.  Raises as `FunctionOp.of` does."""
+    """Returns an op of the packed functions `fn`, `reference` and `make_inputs`.  Raises as `FunctionOp.of` does."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 
 
-SCRIPT = "__rooflab_script__"
+SCRIPT_MODULE = "__rooflab_script__"
 """The name of a script's module in the fresh process.  It is not `__main__`, so the guarded code does not run."""
 
 
 def pack(function: Callable[..., Any]) -> dict[str, str]:
     """Returns data from which a fresh process rebuilds the function.  Raises `ValueError` if this is not possible."""
     name = getattr(function, "__qualname__", "")
-    main = sys.modules["__main__"]
-    file = Path(getattr(main, "__file__", None) or "")
-    if name and "<" not in name and _find(main, name) is function and file.is_file():
+    main_module = sys.modules["__main__"]
+    file = Path(getattr(main_module, "__file__", None) or "")
+    if name and "<" not in name and _find(main_module, name) is function and file.is_file():
         return {"script": str(file.resolve()), "name": name}
     try:  # by its name if it is at the top of a module, else by value
         return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        expected = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
-        raise ValueError(f"function: expected {expected}, got one that cannot travel: {error}") from error
+        expected_text = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
+        raise ValueError(f"function: expected {expected_text}, got one that cannot travel: {error}") from error
 
 
 def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
@@ -142,9 +142,9 @@ def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
     if "pickle" in packed:
         function: Callable[..., Any] = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
-    if SCRIPT not in sys.modules:
-        sys.modules[SCRIPT] = import_file(Path(packed["script"]))
-    script_function: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
+    if SCRIPT_MODULE not in sys.modules:
+        sys.modules[SCRIPT_MODULE] = import_file(Path(packed["script"]))
+    script_function: Callable[..., Any] = _find(sys.modules[SCRIPT_MODULE], packed["name"])
     return script_function
 
 

@@ -1,10 +1,10 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is the log ratio of the times in one pair of fresh processes, side B over side A.  Launches inside one process
-are not independent: with 1% of noise between processes, tests that pool launches call 40% of identical pairs slower.
-So this file does not use single launches.  The estimate is Hodges and Lehmann's (1963): the median of the Walsh
-averages.  A Walsh average is the mean of two effects.  Bounds and p-values are exact, by Wilcoxon's signed-rank test on
-the averages.
+An effect is `log(time_B / time_A)`, the log ratio of the times of sides A and B in one pair of fresh processes.
+Launches inside one process are not independent.  With 1% of noise between processes, tests that pool launches call 40%
+of identical pairs slower.  So this file does not use single launches.  The estimate is Hodges and Lehmann's (1963): the
+median of the Walsh averages.  A Walsh average is the mean of two effects.  Bounds and p-values are exact, by Wilcoxon's
+signed-rank test on the averages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Effect:
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """Returns the number of pairs that tell `effect` from 0 with a probability of 80%; infinite if unknown."""
+        """Returns the number of pairs that detect `effect` as not 0 with a probability of 80%; infinite if unknown."""
         num_pairs = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
         return max(5.0, math.ceil(num_pairs)) if math.isfinite(num_pairs) else math.inf
 
@@ -52,14 +52,14 @@ class Effect:
 def estimate(effects: Sequence[float]) -> Effect:
     """Estimates the effect from several pairs.  Raises `ValueError` if `effects` is empty or has a non-finite value."""
     averages = walsh_averages(effects)
-    skipped = _skipped(len(effects))
-    low = float(averages[skipped - 1]) if skipped else -math.inf
-    high = float(averages[-skipped]) if skipped else math.inf
+    num_skipped = _skipped(len(effects))
+    low = float(averages[num_skipped - 1]) if num_skipped else -math.inf
+    high = float(averages[-num_skipped]) if num_skipped else math.inf
     return Effect(len(effects), float(np.median(averages)), low, high)
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the one-sided p-value of "the effect is at most `margin`".  An average of `margin` counts for it."""
+    """Returns the one-sided p-value of `effect <= margin`.  A Walsh average equal to `margin` supports this."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
@@ -69,8 +69,8 @@ def walsh_averages(effects: Sequence[float]) -> np.ndarray:
     values = np.asarray(effects, dtype=float)
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
-    first, second = np.triu_indices(values.size)
-    averages: np.ndarray = np.sort((values[first] + values[second]) / 2)
+    first_indices, second_indices = np.triu_indices(values.size)
+    averages: np.ndarray = np.sort((values[first_indices] + values[second_indices]) / 2)
     return averages
 
 
@@ -83,17 +83,17 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Returns the probability of each signed-rank sum if the signs are random: the subset sums of 1 to `pairs`."""
-    counts = np.ones(1)
+    """Returns the probability of each signed-rank sum for random signs.  A sum adds some of 1, 2, ..., `pairs`."""
+    probabilities = np.ones(1)
     for rank in range(1, pairs + 1):
-        longer = np.zeros(counts.size + rank)
-        longer[: counts.size] += counts / 2
-        longer[rank:] += counts / 2
-        counts = longer
-    return counts
+        next_probabilities = np.zeros(probabilities.size + rank)
+        next_probabilities[: probabilities.size] += probabilities / 2
+        next_probabilities[rank:] += probabilities / 2
+        probabilities = next_probabilities
+    return probabilities
 
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns the largest `k` for which the `k`-th smallest average is a lower bound at level `ALPHA`, else 0."""
+    """Returns the largest `k` for which the `k`-th smallest Walsh average is a lower bound at level `ALPHA`, else 0."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

@@ -5,7 +5,7 @@ A comparison never passes if its records are missing, wrong or from another mach
 A record is the measurement of one process.  If the records of the two sides alternate in time, they form pairs.  If one
 side was measured after the other, the machine may have drifted.  Then an effect has a verdict only if the effect is
 much larger than the possible drift (`drift`).  Records of an A/B run say whether they belong to the confirming batch.
-Other records are split: the first half finds a difference, and the second half confirms it.
+Records without this mark are split into halves: the first half finds a difference, and the second half confirms it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NO_MACHINE = ("unknown", "imported-unknown-")
 CONFIRMS = "confirms"
 """The name of a metric of an A/B's reading: 1 if the pair is in the second batch, 0 if it is in the first."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
-APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
+NOT_IN_TURN = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """Returns the outcomes of every kernel, case and scheme (dtypes) that has a record on side A.
+    """Returns one outcome for each kernel, case and scheme (dtypes) with a record on side A.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
     read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of one run, or
@@ -53,17 +53,17 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     side_records = [_by_key(read(path), kernel) for path, kernel in zip((a, b), kernel_names, strict=True)]
     labels = (str(a), str(b))
     evidence = []
-    for key, first in side_records[0].items():
-        second = side_records[1].get(key, [])
-        _check_apart(key, first, second, labels)
-        if not second:
-            gone = f"{labels[0]} has it, {labels[1]} has not: removed or renamed"
-            evidence.append(Evidence(key, broken=("MISSING", gone)))
-        elif any(record.status not in NOT_RUN for record in (*first, *second)):
-            floors = load_floors(str(second[0].environment.get("machine_key")))
-            item = evidence_of(key, first, second, labels, rules, floors)
-            foreign = None if item.broken else _foreign(first, second, labels)
-            evidence.append(replace(item, broken=("INVALID", foreign)) if foreign else item)
+    for key, first_records in side_records[0].items():
+        second_records = side_records[1].get(key, [])
+        _check_apart(key, first_records, second_records, labels)
+        if not second_records:
+            missing_reason = f"{labels[0]} has it, {labels[1]} has not: removed or renamed"
+            evidence.append(Evidence(key, broken=("MISSING", missing_reason)))
+        elif any(record.status not in NOT_RUN for record in (*first_records, *second_records)):
+            floors = load_floors(str(second_records[0].environment.get("machine_key")))
+            item = evidence_of(key, first_records, second_records, labels, rules, floors)
+            foreign_reason = None if item.broken else _foreign(first_records, second_records, labels)
+            evidence.append(replace(item, broken=("INVALID", foreign_reason)) if foreign_reason else item)
     return judge(evidence, rules)
 
 
@@ -77,11 +77,11 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
     groups: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
-            theirs = (record.environment.get("imported") or {}).get("benchmark") or {}
+            imported = (record.environment.get("imported") or {}).get("benchmark") or {}
             name = record.op if kernel else f"{record.op}/{record.kernel}"
             key = " ".join(part for part in (name, record.case_id, record.scheme) if part)
-            if theirs.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
-                key = str(theirs["fullname"])
+            if imported.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
+                key = str(imported["fullname"])
             groups.setdefault(key, []).append(record)
     return groups
 
@@ -89,18 +89,18 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
     """Raises `ValueError` if both sides have records of one run, or if one side has records of several commits."""
     runs = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
-    common = sorted(run for run, _ in runs[0] & runs[1])
-    if common:
-        raise ValueError(f"records: expected two sides, got the run {common[0]} of {key} on both")
+    common_runs = sorted(run for run, _ in runs[0] & runs[1])
+    if common_runs:
+        raise ValueError(f"records: expected two sides, got the run {common_runs[0]} of {key} on both")
     for records, label in ((first, labels[0]), (second, labels[1])):
         commits = {(str(record.commit)[:10], record.dirty) for record in records}
         if len(commits) > 1:
-            names = sorted(f"{commit} and changes" if dirty else commit for commit, dirty in commits)
+            names = sorted(f"{commit} and changes" if is_dirty else commit for commit, is_dirty in commits)
             raise ValueError(f"records: expected one commit in {label}, got {', '.join(names)} of {key}")
 
 
 def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
-    """Returns the reason if the records come from different machines, else an empty text."""
+    """Returns how the machines of the records differ, or an empty text if all records come from one machine."""
     for records, label in zip((first, second), labels, strict=True):
         if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
             return f"{label}: a record does not say of which machine it is"
@@ -133,9 +133,9 @@ def evidence_of(
 ) -> Evidence:
     """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
-    `floors` holds the noise floor of each kernel, as A/A runs store it, also for a comparison of two kernels.
-    `stopped` says why the confirming batch has fewer pairs than requested.  With `by_activity=False` only the times
-    count, even if both sides ran the same device code."""
+    `floors` holds the noise floor of each kernel, as A/A runs store it.  A comparison of two kernels uses the larger
+    floor. `stopped` says why the confirming batch has fewer pairs than requested.  With `by_activity=False` only the
+    times count, even if both sides ran the same device code."""
     first, second = _counted(first, second)
     records = [*first, *second]
     if fault := _broken(first, second, labels):
@@ -145,21 +145,21 @@ def evidence_of(
     count = len(first_pairs) + len(second_pairs)
     lack = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
     floors_here = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in records}
-    calling = {record.activity_hash for record in records if not record.metrics.get(CONFIRMS)}
+    activity_hashes = {record.activity_hash for record in records if not record.metrics.get(CONFIRMS)}
     return Evidence(
         key=key,
         first=first_pairs,
         second=second_pairs,
-        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
+        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else NOT_IN_TURN,
         drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
         noise_floor=max((floor for floor in floors_here if floor is not None), default=None),
-        identical=by_activity and len(calling) == 1 and None not in calling,
+        identical=by_activity and len(activity_hashes) == 1 and None not in activity_hashes,
         unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else lack if count < 2 * BOUNDED_PAIRS else "",
     )
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns both sides without the pairs that have a NOISY record.  A batch of only such pairs keeps its pairs."""
+    """Returns both sides without the pairs that have a NOISY record.  A batch with only noisy pairs keeps them."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
@@ -220,12 +220,12 @@ _TimePairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_TimePairs, _TimePairs]:
-    """Returns the pairs of the first and second batches.  The second is empty if the first half shows no difference."""
+    """Returns the pairs of the first batch and of the second, which is empty if the first shows no difference."""
     if all(run.confirms is not None for run in (*a, *b)):
-        first, second = (
+        first_pairs, second_pairs = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
         )
-        return first, second
+        return first_pairs, second_pairs
     all_pairs = _paired(a, b)
     middle = (len(all_pairs) + 1) // 2
     if wants_confirmation(Evidence("", first=all_pairs[:middle]), rules):
@@ -234,7 +234,7 @@ def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_TimeP
 
 
 def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _TimePairs:
-    return tuple((first.seconds, second.seconds) for first, second in zip(a, b, strict=False))
+    return tuple((first_run.seconds, second_run.seconds) for first_run, second_run in zip(a, b, strict=False))
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
@@ -244,11 +244,11 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
         runs.setdefault(record.run_id, []).append(record)
     return [
         _Run(
-            of_run[0].timestamp,
-            statistics.median(record.latency_median_ms or 0.0 for record in of_run) * 1e-3,
-            of_run[0].metrics.get(CONFIRMS),
+            run_records[0].timestamp,
+            statistics.median(record.latency_median_ms or 0.0 for record in run_records) * 1e-3,
+            run_records[0].metrics.get(CONFIRMS),
         )
-        for of_run in runs.values()
+        for run_records in runs.values()
     ]
 
 
@@ -262,14 +262,14 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
     """Returns the possible drift of a machine between two sides, as a log ratio.  A side lists `(time of run,
     seconds)`.
 
-    The drift is the largest change within a side.  It grows with the square root of the time between the sides, like a
-    random walk.  In 10,000 simulated random walks, with sides up to 1,000 times their length apart, none went
-    `BEYOND_DRIFT` times as far (tests/ab/test_ab_estimate.py).  If two sides of ten minutes are a day apart, the drift
-    is 12 times as large.  The drift is infinite if a side does not have two different times."""
+    The drift starts from the largest change within a side.  It grows with the square root of the time between the
+    sides, like a random walk.  If two sides of ten minutes are a day apart, the drift is 12 times as large.  In 10,000
+    simulated walks, with sides up to 1,000 times their length apart, none went further than `BEYOND_DRIFT` times the
+    drift (tests/ab/test_ab_estimate.py).  The drift is infinite if a side does not have two different times."""
     times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]
-    span = min((max(side) - min(side) for side in times if side), default=0.0)
-    if not span > 0:
+    span_s = min((max(side) - min(side) for side in times if side), default=0.0)
+    if not span_s > 0:
         return math.inf
     change = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
-    apart = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
-    return change * math.sqrt(max(1.0, apart / span))
+    gap_s = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
+    return change * math.sqrt(max(1.0, gap_s / span_s))

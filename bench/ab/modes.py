@@ -90,19 +90,19 @@ def of_revisions(
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
     repository = repository_of(files, ROOT)
     root = repository or ROOT
-    with ExitStack() as stack:
-        a = stack.enter_context(checked_out(root, base))
-        b = stack.enter_context(checked_out(root, head)) if head else working_tree(root)
+    with ExitStack() as exit_stack:
+        a = exit_stack.enter_context(checked_out(root, base))
+        b = exit_stack.enter_context(checked_out(root, head)) if head else working_tree(root)
         for option, side in (("base", a), ("head", b)) if repository is None else ():
             check_contract(side.path, side.label, option)
-        first, second = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
+        first_side, second_side = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
         if repository:
             side_files = files_in((a.path, b.path), repository, files)
-            first, second = (
+            first_side, second_side = (
                 replace(side, tree=ROOT, files=paths, within=side.tree, import_path=import_path(repository, side.tree))
-                for side, paths in zip((first, second), side_files, strict=True)
+                for side, paths in zip((first_side, second_side), side_files, strict=True)
             )
-        runner = JobRunner(Comparison(first, second), settings)
+        runner = JobRunner(Comparison(first_side, second_side), settings)
         listings = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
         if repository and not any(listings):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
@@ -115,7 +115,7 @@ def of_revisions(
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)
             subset = replace(subset, ops=ops)
-        comparison, notes = two_trees(first, second, listings, subset)
+        comparison, notes = two_trees(first_side, second_side, listings, subset)
         if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
@@ -125,8 +125,8 @@ def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> 
     try:
         return runner.list(name, subset)
     except ChildFailed as failed:
-        label = runner.comparison.side(name).label
-        raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
+        side_label = runner.comparison.side(name).label
+        raise ValueError(f"{option}: expected a tree that can be imported, got {side_label}: {failed}") from failed
 
 
 def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
@@ -135,21 +135,21 @@ def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path],
     if repository is None:
         return touched_ops(changed, ops, users(trees, ops))
     files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in ops}
-    touched = touched_files(changed, set().union(*files.values()), trees, repository)
-    return [op for op in ops if files[op] & touched]
+    touched_paths = touched_files(changed, set().union(*files.values()), trees, repository)
+    return [op for op in ops if files[op] & touched_paths]
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
     """Compares two complete files or folders of records.  Raises `ValueError` if `subset` selects only a part."""
-    choices = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
-    used_options = [name for name, value in choices.items() if value]
+    choice_by_option = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
+    used_options = [name for name, value in choice_by_option.items() if value]
     if used_options:
         raise ValueError(f"records: expected no {' and no '.join(used_options)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
     outcomes = evidence.compare_files(files[0], files[1], rules, subset.kernels)
-    new = [] if subset.kernels else evidence.only_in(files[0], files[1])
-    notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
+    new_keys = [] if subset.kernels else evidence.only_in(files[0], files[1])
+    notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new_keys]
     title = f"{files[0]} against {files[1]}"
     return AbReport(title, [(title, outcomes)], notes)
 
@@ -167,21 +167,21 @@ def of_self_test(
     kernel_names = [(kernel.op, kernel.name) for kernel, _ in chosen_kernels] or KERNELS
     files = tuple(dict.fromkeys(file for _, file in chosen_kernels if file))
     scheme = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
-    tested = self_test(
+    test_result = self_test(
         kernel_names, settings, subset.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
     )
     if out is not None:
-        for result in tested.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
+        for result in test_result.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             save(result, out)
-    slowed = f"slowed by {tested.slow_down:.0%}"
-    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(tested.repeats, 1)]
-    tables.append((f"A against A {slowed}", tested.injected.outcomes))
-    floors = {key: "not measured" if floor is None else change(floor) for key, floor in tested.floors.items()}
+    slowed_title = f"slowed by {test_result.slow_down:.0%}"
+    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(test_result.repeats, 1)]
+    tables.append((f"A against A {slowed_title}", test_result.injected.outcomes))
+    floors = {key: "not measured" if floor is None else change(floor) for key, floor in test_result.floors.items()}
     notes = [f"noise floor of {key}: {floor}" for key, floor in floors.items()]
-    if tested.saw_nothing:
-        notes.append(f"none {slowed} was called SLOWER: these pairs could see nothing")
-    notes += [result.stopped for result in (*tested.repeats, tested.injected) if result.stopped]
-    return AbReport("self-test of the A/B", tables, notes, tested.faults, tested.saw_nothing, judged=False)
+    if test_result.saw_nothing:
+        notes.append(f"none {slowed_title} was called SLOWER: these pairs could see nothing")
+    notes += [result.stopped for result in (*test_result.repeats, test_result.injected) if result.stopped]
+    return AbReport("self-test of the A/B", tables, notes, test_result.faults, test_result.saw_nothing, judged=False)
 
 
 def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:

@@ -57,9 +57,9 @@ def power(outcomes: Sequence[Outcome]) -> str:
     pair_counts = [value for outcome in outcomes if (value := outcome.pairs_for_1_percent) is not None]
     if not visible_effects or not pair_counts:
         return "No effect could have been seen: that takes at least 5 pairs."
-    visible = f"{change(statistics.median(visible_effects))}{_worst(change(max(visible_effects)), visible_effects)}"
+    effects = f"{change(statistics.median(visible_effects))}{_worst(change(max(visible_effects)), visible_effects)}"
     pair_text = f"{statistics.median(pair_counts):.0f} pairs{_worst(f'{max(pair_counts):.0f}', pair_counts)}"
-    return f"Smallest effect seen with a chance of 80%: {visible}. To tell 1% from no effect: {pair_text}."
+    return f"Smallest effect seen with a chance of 80%: {effects}. To tell 1% from no effect: {pair_text}."
 
 
 def _worst(text: str, values: Sequence[float]) -> str:
@@ -67,35 +67,35 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison.  It fails if its exit status is not 0.  An allowed UNRESOLVED is skipped."""
+    """Writes one test case per comparison.  It fails if the exit status is not 0.  An allowed UNRESOLVED is skipped."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
-    suite = TestSuite("rooflab ab")
+    test_suite = TestSuite("rooflab ab")
     for outcome in outcomes:
         key = visible(outcome.key)  # XML has no place for a control character
         case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
-        text = visible(" ".join(f"{outcome.verdict}: {change(outcome.effect)} {outcome.reason}".split()))
+        outcome_text = visible(" ".join(f"{outcome.verdict}: {change(outcome.effect)} {outcome.reason}".split()))
         status = status_of(outcome, strict)
         if status == ExitStatus.INVALID:
-            case.result = [Error(text, outcome.verdict)]
+            case.result = [Error(outcome_text, outcome.verdict)]
         elif status:
-            case.result = [Failure(text, outcome.verdict)]
+            case.result = [Failure(outcome_text, outcome.verdict)]
         elif outcome.verdict == "UNRESOLVED":
-            case.result = [Skipped(text, outcome.verdict)]
-        suite.add_testcase(case)
+            case.result = [Skipped(outcome_text, outcome.verdict)]
+        test_suite.add_testcase(case)
     document = JUnitXml()
-    document.add_testsuite(suite)
+    document.add_testsuite(test_suite)
     write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
     """Writes a Markdown comment: a table of the `MAX_ROWS` worst comparisons, and a folded table of the others."""
     order = list(EXIT_STATUS)
-    ranking = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
-    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(ranking[:MAX_ROWS])]
-    if len(ranking) > MAX_ROWS:
-        folded = f"<details><summary>{len(ranking) - MAX_ROWS} more</summary>"
-        lines += ["", folded, "", *_table(ranking[MAX_ROWS:]), "", "</details>"]
+    ranked_outcomes = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
+    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(ranked_outcomes[:MAX_ROWS])]
+    if len(ranked_outcomes) > MAX_ROWS:
+        folded_heading = f"<details><summary>{len(ranked_outcomes) - MAX_ROWS} more</summary>"
+        lines += ["", folded_heading, "", *_table(ranked_outcomes[MAX_ROWS:]), "", "</details>"]
     lines += ["", power(outcomes), *(f"- {markdown_cell(note)}" for note in notes), ""]
     write_whole(path, "\n".join(lines))
 
@@ -104,8 +104,8 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     columns = ("comparison", "verdict", "A ms:", "B ms:", "B over A:", "95% bounds", "visible:", "pairs:", "why")
     rows = []
     for cells in map(row, outcomes):
-        times = ["" if cells[name] is None else f"{cells[name]:.4g}" for name in ("A_ms", "B_ms")]
+        times_ms = ["" if cells[name] is None else f"{cells[name]:.4g}" for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
         texts = [cells[name] for name in ("visible", "pairs", "reason")]
-        rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds, *texts])
+        rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times_ms, cells["effect"], bounds, *texts])
     return markdown_table(columns, rows)

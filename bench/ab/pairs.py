@@ -58,12 +58,12 @@ class Batch:
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
-    """Yields the order of the sides in each pair.  `seed` draws ABBA or BAAB for two pairs, so steady drift cancels."""
-    coin = random.Random(seed)
+    """Yields the order of the sides in each pair.  Two pairs run as ABBA or BAAB (drawn by `seed`) to cancel drift."""
+    generator = random.Random(seed)
     while True:
-        first: tuple[SideName, SideName] = ("A", "B") if coin.random() < 0.5 else ("B", "A")
-        yield first
-        yield first[1], first[0]
+        first_order: tuple[SideName, SideName] = ("A", "B") if generator.random() < 0.5 else ("B", "A")
+        yield first_order
+        yield first_order[1], first_order[0]
 
 
 def run_pairs(
@@ -82,48 +82,48 @@ def run_pairs(
     """Measures up to `pairs` pairs of the comparisons `keys`.  A pair starts only if this pair and `later` more pairs
     can end before `deadline` (a time of `clock`).  The longest pair so far gives the assumed duration of a pair.
 
-    If there is no time for `least + later` pairs, the run ends after the first pair, because fewer pairs decide
-    nothing.  If a measurement cannot be compared, only its comparison leaves the run.  A NOISY measurement removes only
-    its pair."""
-    batch, order = Batch(), orders(seed)
+    If there is no time for `least + later` pairs, the run ends after the first pair, because fewer pairs give no
+    verdict. If a measurement cannot be compared, its comparison leaves the run and the others go on.  A NOISY
+    measurement removes only its pair."""
+    batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
-    longest = 0.0
-    for number in range(pairs):
-        alive = [key for key in keys if key not in broken_keys]
+    longest_s = 0.0
+    for pair_number in range(pairs):
+        open_keys = [key for key in keys if key not in broken_keys]
         start_s = clock()
-        if not alive:
+        if not open_keys:
             break
-        lacking = (least + later - number) * longest - (deadline - start_s)
-        if number == 1 and lacking > 0:
-            lacks = f"the {least + later} pairs that a verdict takes need {lacking:.0f} s more"
-            batch.stopped = f"the budget is too short: at {longest:.1f} s a pair, {lacks}"
+        lacking_s = (least + later - pair_number) * longest_s - (deadline - start_s)
+        if pair_number == 1 and lacking_s > 0:
+            lack_text = f"the {least + later} pairs that a verdict takes need {lacking_s:.0f} s more"
+            batch.stopped = f"the budget is too short: at {longest_s:.1f} s a pair, {lack_text}"
             break
-        if number and start_s + (1 + later) * longest > deadline:
-            batch.stopped = f"the budget ended after {number} of {pairs} pairs"
+        if pair_number and start_s + (1 + later) * longest_s > deadline:
+            batch.stopped = f"the budget ended after {pair_number} of {pairs} pairs"
             break
-        for side in next(order):
-            for key, record in measure(side, alive).items():
-                metrics = {"pair": float(number), CONFIRMS: float(confirms)}
-                name = f"{'second' if confirms else 'first'}-{number}{side}"
+        for side in next(side_orders):
+            for key, record in measure(side, open_keys).items():
+                metrics = {"pair": float(pair_number), CONFIRMS: float(confirms)}
+                name = f"{'second' if confirms else 'first'}-{pair_number}{side}"
                 record = replace(record, run_id=name, metrics={**record.metrics, **metrics})
                 batch.read.append((side, key, record))
                 if record.status == "NOISY":
-                    noisy_reasons.setdefault((key, number), record.reason)
+                    noisy_reasons.setdefault((key, pair_number), record.reason)
                 elif fault_of(record) is not None:
                     broken_keys.add(key)
-            done(f"pair {number + 1} of {pairs}, side {side}")
-        longest = max(longest, clock() - start_s)
+            done(f"pair {pair_number + 1} of {pairs}, side {side}")
+        longest_s = max(longest_s, clock() - start_s)
     reasons = [reason for (key, _), reason in noisy_reasons.items() if key not in broken_keys]
     if reasons and not batch.stopped:
         batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
     return batch
 
 
-WORKER = "rooflab.bench.ab.ab_worker"
-CHECK_S = 300.0
+WORKER_MODULE = "rooflab.bench.ab.ab_worker"
+CHECK_LIMIT_S = 300.0
 """The time limit for the check of one kernel, in seconds."""
-MEASURE_S = 60.0
+MEASURE_LIMIT_S = 60.0
 """Seconds added to the budget of one kernel's reading, to compile, to make inputs, and to judge the outputs."""
 
 
@@ -142,22 +142,22 @@ class JobRunner:
     """The environment that the first process of each side reported."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Measures the kernels of `keys` in one process.  If a kernel kills the process, another measures the rest."""
-        readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.settings.kernel_s)
+        """Measures the kernels of `keys` in a process.  If a kernel kills the process, a new one measures the rest."""
+        readings = self._run_all(name, "measure", keys, MEASURE_LIMIT_S + 10 * self.settings.kernel_s)
         self.judged.add(name)
         return readings
 
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Checks the kernels of `keys` in one process.  If a kernel kills the process, another checks the rest."""
-        return self._run_all(name, "check", keys, CHECK_S)
+        """Checks the kernels of `keys` in a process.  If a kernel kills the process, a new one checks the rest."""
+        return self._run_all(name, "check", keys, CHECK_LIMIT_S)
 
     def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
-        """Lists the ops, kernels and cases in one side's source tree, and the requested cases that the tree has.
+        """Lists the ops, kernels and cases in one side's source tree, and the requested cases that its ops accept.
 
         Raises `ChildFailed` if the tree cannot be imported."""
         side = self.comparison.side(name)
         request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
-        answers = list(ask_process(side, self._job(side, "list", ()) | request, CHECK_S))
+        answers = list(ask_process(side, self._job(side, "list", ()) | request, CHECK_LIMIT_S))
         listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listing
 
@@ -170,8 +170,8 @@ class JobRunner:
     def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         readings: dict[str, Record] = {}
         remaining_keys = list(keys)
-        while remaining_keys and (answered := self._run(name, mode, remaining_keys, limit_s)):
-            readings |= answered
+        while remaining_keys and (new_readings := self._run(name, mode, remaining_keys, limit_s)):
+            readings |= new_readings
             remaining_keys = [key for key in remaining_keys if key not in readings]
         for key in remaining_keys:
             readings[key] = self._failed(name, key, "RUNTIME_ERROR", "its process gave no answer about it")
@@ -182,30 +182,30 @@ class JobRunner:
         side = self.comparison.side(name)
         job = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}
-        begun: str | None = None
+        begun_key: str | None = None
         try:
             for answer in ask_process(side, job, limit_s):
-                begun = answer.get("start", begun)
+                begun_key = answer.get("start", begun_key)
                 if "environment" in answer:
                     self.environments.setdefault(name, answer["environment"])
                 elif "key" in answer:
                     readings[answer["key"]] = Record.from_json(answer["record"])
         except ChildFailed as failed:
             status: Status = "TIMEOUT" if failed.limit_s is not None else "RUNTIME_ERROR"
-            unread = [key for key in keys if key not in readings]
-            for key in [begun] if begun in unread else unread:
+            unread_keys = [key for key in keys if key not in readings]
+            for key in [begun_key] if begun_key in unread_keys else unread_keys:
                 readings[key] = self._failed(name, key, status, str(failed))
         return readings
 
     def _failed(self, name: SideName, key: str, status: Status, reason: str) -> Record:
-        blank = self.comparison.side(name).targets[key].record(self.settings.device, self.settings.seed)
-        return replace(blank, status=status, reason=reason)
+        blank_record = self.comparison.side(name).targets[key].record(self.settings.device, self.settings.seed)
+        return replace(blank_record, status=status, reason=reason)
 
 
 def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
-    """Yields the answers of a process.  Raises `ChildFailed` if the process ends early or is silent for `limit_s`."""
+    """Yields the answers of a process.  Raises `ChildFailed` if the process ends early or is silent for `limit_s` s."""
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
     environment |= {"PYTHONPATH": side.import_path} if side.within else {}
-    with Child(WORKER, environment=environment, tree=side.tree) as child:
+    with Child(WORKER_MODULE, environment=environment, tree=side.tree) as child:
         yield from child.stream(job, limit_s)

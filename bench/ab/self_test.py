@@ -26,7 +26,7 @@ KERNELS = (
     ("sample", "naive"),
 )
 """The default kernels of the self-test: kernels bound by compute, kernels bound by memory, and short kernels."""
-INJECTED = {"cpu": 0.20, "cuda": 0.05}
+INJECTED_SLOWDOWN = {"cpu": 0.20, "cuda": 0.05}
 """The default injected slowdown.  It is larger on a CPU, because times of processes differ by more than 5% there."""
 MAX_FLOOR_SHARE = 0.25
 """The verdict SLOWER is required only if the noise floor is below this share of the injected slowdown."""
@@ -52,19 +52,19 @@ class SelfTest:
     def faults(self) -> list[str]:
         """Returns the wrong verdicts, one sentence each."""
         equal_outcomes = [outcome for result in self.repeats for outcome in result.outcomes]
-        alarms = [outcome for outcome in equal_outcomes if outcome.verdict in ("FASTER", "SLOWER")]
-        sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
+        false_alarms = [outcome for outcome in equal_outcomes if outcome.verdict in ("FASTER", "SLOWER")]
+        sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in false_alarms]
         for outcome in (*equal_outcomes, *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
                 sentences.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
             floor = self.floors.get(outcome.key)
             is_quiet = floor is not None and floor < MAX_FLOOR_SHARE * self.slow_down
-            called = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
+            called_text = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
-                sentences.append(called)
+                sentences.append(called_text)
             elif is_quiet and outcome.verdict == "UNRESOLVED":
-                sentences.append(f"{called}, at a floor of {floor:.1%}")
+                sentences.append(f"{called_text}, at a floor of {floor:.1%}")
         return sentences
 
 
@@ -83,14 +83,14 @@ def self_test(
 
     There are `repeats + 1` runs, and each run takes up to `settings.budget_s`.  The noise floors are stored for this
     machine.  Raises `ValueError` on an unknown name."""
-    slow_down = INJECTED[settings.device.split(":")[0]] if slow_down is None else slow_down
+    slow_down = INJECTED_SLOWDOWN[settings.device.split(":")[0]] if slow_down is None else slow_down
     targets = {}
     for op, name in pairs:
         registry.get_kernel(op, name)
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
-    commit, dirty = git_state(files[0] if files else ROOT)
-    plain_side = Side("A", targets, commit=commit, dirty=dirty, files=files)
+    commit, is_dirty = git_state(files[0] if files else ROOT)
+    plain_side = Side("A", targets, commit=commit, dirty=is_dirty, files=files)
     control = Comparison(plain_side, replace(plain_side, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.
@@ -99,13 +99,13 @@ def self_test(
         run(control, replace(settings, seed=settings.seed + 2 * index), done, {}, checked=index > 0, by_activity=False)
         for index in range(repeats)
     ]
-    slowed = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
+    slow_pair = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
     settings = replace(settings, seed=settings.seed + 2 * repeats)
-    injected = run(slowed, settings, done, {}, checked=True, by_activity=False)
+    slow_result = run(slow_pair, settings, done, {}, checked=True, by_activity=False)
     samples: dict[str, list[tuple[float, float]]] = {key: [] for key in targets}
     for result in rounds:
         if key := result.environments.get("B", {}).get("machine_key"):
             remember_floors(str(key), result.outcomes)
         for outcome in result.outcomes:
             samples[outcome.key] += effects_of(outcome)
-    return SelfTest(tuple(rounds), injected, slow_down, {key: floor_of(effects) for key, effects in samples.items()})
+    return SelfTest(tuple(rounds), slow_result, slow_down, {key: floor_of(effects) for key, effects in samples.items()})

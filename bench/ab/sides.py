@@ -93,17 +93,17 @@ class Comparison:
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
-        """Returns why the comparison `key` is impossible if side B lacks the kernel, else None."""
+        """Returns the reason if side B lacks the kernel of the comparison `key`, else None."""
         if key in self.b.targets:
             return None
         return f"{self.a.label} has {self.a.targets[key].id}, {self.b.label} has not: removed or renamed"
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
-    """Returns the cases with the most FLOPs and with the most bytes, in the order of `cases`.  In a tie, takes the
-    last.
+    """Returns the cases with the most FLOPs and with the most bytes, in the order of `cases`.  In a tie, takes the last
+    case.
 
-    A model's largest matrix product is bound by compute, and its largest weight by memory.  Often both are one case."""
+    A model's largest matrix product is bound by compute, and its largest weight by memory.  Often one case has both."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     costs: dict[Case, Cost] = {}
     for case in reversed(cases):
@@ -147,18 +147,18 @@ class Subset:
         return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """Returns the named cases that the op has (`taken`), if the caller named cases.  Else returns all cases of a
-        named suite, or the largest cases of the device's default suite."""
+        """Returns the named cases that the op has (`taken`), if the caller named cases.  If the caller named a suite,
+        returns all its cases.  Else returns the largest cases of the device's default suite."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(subset: Subset) -> Comparison:
-    """Returns the comparison of the first named kernel (side A) with the second.  A file stands for its kernels.
+    """Returns the comparison of the first named kernel (side A) with the second.  A file's name stands for its kernels.
 
-    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
+    Raises `ValueError` unless there are one op and two kernels.  Also raises it on an unknown name, case or scheme."""
     files = any(name.endswith(".py") for name in subset.kernels)
-    usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
-    chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if usable else []
+    is_usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
+    chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
     if len(chosen_kernels) != 2 or chosen_kernels[0][0].op != chosen_kernels[1][0].op:
         num_kernels = len(chosen_kernels) or len(subset.kernels)
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {num_kernels}")
@@ -167,17 +167,17 @@ def two_kernels(subset: Subset) -> Comparison:
     suite_cases = spec.cases_in(subset.suite_name)
     if subset.suite and not suite_cases:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {subset.suite!r}")
-    ids, largest_ids = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
+    case_ids, largest_ids = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
     named_ids = [spec.check_case(Case.parse(text)).id for text in subset.cases]
-    cases = subset.cases_of(ids, largest_ids, named_ids)
+    cases = subset.cases_of(case_ids, largest_ids, named_ids)
     schemes = subset.schemes_of(spec.schemes)
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(subset.schemes)}")
     sides = []
     for kernel, file in chosen_kernels:
-        name, (commit, dirty) = kernel.name, git_state(Path(file) if file else ROOT)
+        name, (commit, is_dirty) = kernel.name, git_state(Path(file) if file else ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
-        sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
+        sides.append(Side(name, targets, commit=commit, dirty=is_dirty, files=(file,) if file else ()))
     return Comparison(sides[0], sides[1])
 
 
@@ -202,36 +202,36 @@ def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Compa
     """Chooses the targets of two revisions.  Returns the comparison, and notes on kernels that are left out.
 
     `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A that side B lacks
-    is MISSING.  A kernel that only side B has is new, and there is nothing to compare it with.  Kernels that can run on
-    neither side are left out, and so are ops without any comparison.  The notes name them."""
+    is MISSING.  A kernel that only side B has is new and is not compared.  Kernels that can run on neither side are
+    left out, and so are ops without any comparison.  The notes name what is left out."""
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in subset.ops or sorted({*listed[0], *listed[1]}):
-        entries = [
+        op_listings = [
             tree.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for tree in listed
         ]
-        kernels = {**entries[0]["kernels"], **entries[1]["kernels"]}
+        kernels = {**op_listings[0]["kernels"], **op_listings[1]["kernels"]}
         names = [name for name in kernels if name in subset.kernels or not subset.kernels]
-        cases = subset.cases_of(entries[0]["cases"], entries[0]["largest"], entries[0]["taken"])
-        schemes = subset.schemes_of(entries[0]["schemes"])
-        lack = "" if op not in listed[0] else _lack(subset, names, cases, schemes)
-        if lack:
-            notes.append(f"{op} has nothing to compare: {a.label} has {lack} of it")
+        cases = subset.cases_of(op_listings[0]["cases"], op_listings[0]["largest"], op_listings[0]["taken"])
+        schemes = subset.schemes_of(op_listings[0]["schemes"])
+        lack_text = "" if op not in listed[0] else _lack(subset, names, cases, schemes)
+        if lack_text:
+            notes.append(f"{op} has nothing to compare: {a.label} has {lack_text} of it")
         for name in names:
-            reasons = [side["kernels"].get(name, "absent") for side in entries]
-            if name not in entries[0]["kernels"]:
+            reasons = [side["kernels"].get(name, "absent") for side in op_listings]
+            if name not in op_listings[0]["kernels"]:
                 notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
                 continue
-            refused = all(reasons) and name in entries[1]["kernels"]
-            if refused and not a.within:
+            is_refused = all(reasons) and name in op_listings[1]["kernels"]
+            if is_refused and not a.within:
                 notes.append(f"not timed: {op}/{name}: {reasons[1]}")
                 continue
-            for case in cases[:1] if refused else cases:  # of another repository it is checked, in the emulator
-                for scheme in schemes[:1] if refused else schemes:
+            for case in cases[:1] if is_refused else cases:  # of another repository it is checked, in the emulator
+                for scheme in schemes[:1] if is_refused else schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
-                    has_case = case in (*entries[1]["cases"], *entries[1]["taken"])
-                    if name in entries[1]["kernels"] and scheme in entries[1]["schemes"] and has_case:
+                    has_case = case in (*op_listings[1]["cases"], *op_listings[1]["taken"])
+                    if name in op_listings[1]["kernels"] and scheme in op_listings[1]["schemes"] and has_case:
                         targets[1][target.id] = target
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1])), notes
 

@@ -6,8 +6,8 @@ two batches together exceeds the two limits.  (A bound for the second batch alon
 60% at 3%.)  The false-discovery rate over all judged kernels is at most 5%.  The device activities of the sides differ.
 The effect is larger than the noise floor.
 
-FASTER has the same conditions for a shorter time.  SAME needs two bounds inside the threshold, and sides that took
-turns.  If the sides did not take turns, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
+FASTER has the same conditions for a shorter time.  SAME needs two bounds inside the threshold, and sides that alternate
+in time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
 the machine (`evidence.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED
 comparison passes only if the pairs could have shown three times the change that matters.
 
@@ -34,7 +34,7 @@ from rooflab.kernels._folders import cache_folder
 
 MAX_KEPT_OUTCOMES = 50
 """For each kernel, this many A/A comparisons are kept, the newest ones."""
-ENOUGH = 5
+MIN_FLOOR_EFFECTS = 5
 """With this many A/A comparisons or more, a noise floor is a percentile of them; with fewer, it is the widest bound."""
 SUITE_PAIRS = 12
 """The least pairs if several kernels are judged together: with fewer, no p-value is small enough for 100 kernels."""
@@ -58,7 +58,7 @@ BEYOND_DRIFT = 10.0
 
 @dataclass(frozen=True)
 class Rules:
-    """Sets the size of a change that counts as a difference.  The change must exceed the two limits."""
+    """Sets the size of a change that counts as a difference.  The change must exceed both `threshold` and `floor_s`."""
 
     threshold: float = 0.02
     """The relative change of the time that matters; 0.02 is 2%."""
@@ -132,10 +132,10 @@ def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
 
 def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
     """Returns one outcome for each item of `evidence`, in order."""
-    measured = [item for item in evidence if item.broken is None and item.first]
-    slower = adjusted([_p_value(item, rules, "SLOWER") for item in measured])
-    faster = adjusted([_p_value(item, rules, "FASTER") for item in measured])
-    p_values = {item.key: values for item, *values in zip(measured, slower, faster, strict=True)}
+    measured_items = [item for item in evidence if item.broken is None and item.first]
+    slower_p = adjusted([_p_value(item, rules, "SLOWER") for item in measured_items])
+    faster_p = adjusted([_p_value(item, rules, "FASTER") for item in measured_items])
+    p_values = {item.key: values for item, *values in zip(measured_items, slower_p, faster_p, strict=True)}
     has_several = len(evidence) > 1
     return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), has_several) for item in evidence]
 
@@ -172,7 +172,7 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Returns the p-value of "B is slower (or faster) by at most the margin"; 1 without `verdict` in the first batch.
+    """Returns the p-value of "B is slower (or faster) by at most the margin"; 1 if the first batch denies `verdict`.
 
     The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
     if _called(item.first, rules) != verdict:
@@ -183,7 +183,7 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  With `several`, a run has more kernels."""
+    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  `several` kernels need more pairs."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -193,9 +193,9 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
     verdict, reason = _verdict(item, rules, effect, margin, p_values)
     if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
         verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
-    visible = _ratio(effect.smallest_visible(margin))
+    min_effect = _ratio(effect.smallest_visible(margin))
     widest = MIN_VISIBLE_RATIO * math.expm1(margin)
-    is_unseen = verdict == "UNRESOLVED" and (visible is None or max(visible, item.noise_floor or 0.0) > widest)
+    is_unseen = verdict == "UNRESOLVED" and (min_effect is None or max(min_effect, item.noise_floor or 0.0) > widest)
     needed_pairs = effect.pairs_for(math.log1p(0.01))
     return Outcome(
         key=item.key,
@@ -206,7 +206,7 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
         effect=_ratio(effect.effect),
         effect_low=_ratio(effect.low),
         effect_high=_ratio(effect.high),
-        smallest_visible_effect=visible,
+        smallest_visible_effect=min_effect,
         unseen=is_unseen,
         pairs_for_1_percent=needed_pairs if math.isfinite(needed_pairs) else None,
         p_value=min(p_values),
@@ -225,26 +225,26 @@ def _verdict(
     item: Evidence, rules: Rules, effect: Effect, margin: float, p_values: Sequence[float]
 ) -> tuple[Verdict, str]:
     """Returns the verdict on measured pairs, and the reason if the verdict is UNRESOLVED."""
-    called = _called(item.first, rules)
+    first_verdict = _called(item.first, rules)
     if effect.pairs < BOUNDED_PAIRS:
         return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
-    if item.drifting and (called is None or min(abs(effect.low), abs(effect.high)) <= BEYOND_DRIFT * item.drift):
+    if item.drifting and (first_verdict is None or min(abs(effect.low), abs(effect.high)) <= BEYOND_DRIFT * item.drift):
         return "UNRESOLVED", item.drifting
-    if called is None:
+    if first_verdict is None:
         if effect.low > -margin and effect.high < margin:
             return _unless_noise("SAME", item, math.expm1(margin))
         return "UNRESOLVED", "the readings fit both a difference and none"
     if item.identical:
         return "UNRESOLVED", "both sides ran the same device code on the same grids, so the difference is the machine's"
     if len(item.second) < BOUNDED_PAIRS:
-        too_short = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
-        return "UNRESOLVED", item.unconfirmed or too_short
-    second_effect = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
-    if second_effect <= margin or _called(item.first + item.second, rules) != called:
+        too_short_reason = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
+        return "UNRESOLVED", item.unconfirmed or too_short_reason
+    second_effect = estimate(_effects(item.second)).effect * (1 if first_verdict == "SLOWER" else -1)
+    if second_effect <= margin or _called(item.first + item.second, rules) != first_verdict:
         return "UNRESOLVED", "a second batch of pairs did not confirm it"
-    if p_values[0 if called == "SLOWER" else 1] > ALPHA:
+    if p_values[0 if first_verdict == "SLOWER" else 1] > ALPHA:
         return "UNRESOLVED", "not significant among this many comparisons"
-    return _unless_noise(called, item, abs(math.expm1(effect.effect)))
+    return _unless_noise(first_verdict, item, abs(math.expm1(effect.effect)))
 
 
 def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
@@ -255,10 +255,10 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor of A/A comparisons, each given as an absolute `(effect, widest bound)`; None if empty."""
+    """Returns the noise floor of A/A comparisons, each an absolute `(effect, widest bound)`.  Returns None if empty."""
     if not effects:
         return None
-    if len(effects) < ENOUGH:
+    if len(effects) < MIN_FLOOR_EFFECTS:
         return max(bound for _, bound in effects)
     return float(np.percentile([effect for effect, _ in effects], 95))
 

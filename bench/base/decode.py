@@ -19,7 +19,7 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
     """Converts a JSON object to the dataclass `kind`.  Ignores fields that the class does not have.
 
     Raises `ValueError` if a value is missing, has a wrong type, or is refused by its class.  The message holds `place`
-    and the path of the value."""
+    (where the object comes from) and the path of the value."""
     with _at(place):
         value: Kind = _decode(kind, values, "")
     return value
@@ -40,27 +40,27 @@ def _at(place: str) -> Iterator[None]:
 
 
 def _decode(kind: Any, value: Json, path: str) -> Any:
-    options, origin, prefix = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
-    if origin in (Union, UnionType):
-        kinds = [option for option in options if option is not NoneType]
-        open_to_all = len(kinds) > 1 or (value is None and len(kinds) < len(options))
-        return value if open_to_all else _decode(kinds[0], value, path)
-    if origin is Literal and value not in options:
-        raise ValueError(f"{path}: expected one of {', '.join(map(str, options))}, got {value!r}")
-    if origin is float:
+    type_args, type_origin, path_prefix = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
+    if type_origin in (Union, UnionType):
+        option_types = [option for option in type_args if option is not NoneType]
+        open_to_all = len(option_types) > 1 or (value is None and len(option_types) < len(type_args))
+        return value if open_to_all else _decode(option_types[0], value, path)
+    if type_origin is Literal and value not in type_args:
+        raise ValueError(f"{path}: expected one of {', '.join(map(str, type_args))}, got {value!r}")
+    if type_origin is float:
         return number_of(path, value)
-    if origin in (int, bool, str) and type(value) is not origin:
-        raise ValueError(f"{path}: expected {origin.__name__}, got {value!r}")
-    if origin is tuple:
+    if type_origin in (int, bool, str) and type(value) is not type_origin:
+        raise ValueError(f"{path}: expected {type_origin.__name__}, got {value!r}")
+    if type_origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{path}: expected an array, got {value!r}")
-        return tuple(_decode(options[0], item, f"{path}[{number}]") for number, item in enumerate(value))
-    if origin is Mapping or is_dataclass(origin):
+        return tuple(_decode(type_args[0], item, f"{path}[{item_index}]") for item_index, item in enumerate(value))
+    if type_origin is Mapping or is_dataclass(type_origin):
         if not isinstance(value, dict):
             raise ValueError(f"{path or kind.__name__.lower()}: expected an object, got {value!r}")
-        if origin is Mapping:
-            return {name: _decode(options[1], item, f"{prefix}{name}") for name, item in value.items()}
-        return _object(kind, value, path, prefix)
+        if type_origin is Mapping:
+            return {name: _decode(type_args[1], item, f"{path_prefix}{name}") for name, item in value.items()}
+        return _object(kind, value, path, path_prefix)
     return value
 
 

@@ -25,8 +25,8 @@ def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") ->
     except FileNotFoundError:
         raise ValueError("git: expected it to be installed") from None
     if result.returncode and not may_fail:
-        words = result.stderr.strip().splitlines() or [f"status {result.returncode}"]
-        raise ValueError(f"git {arguments[0]}: {words[-1]}")
+        error_lines = result.stderr.strip().splitlines() or [f"status {result.returncode}"]
+        raise ValueError(f"git {arguments[0]}: {error_lines[-1]}")
     return (result.stdout + (result.stderr if may_fail else "")).strip()
 
 

@@ -35,7 +35,7 @@ def plain(value: object) -> Json:
 
 
 def number_of(name: str, value: Json) -> float:
-    """Returns `value` as a number.  `plain` writes `nan` and `inf` as strings.  Raises `ValueError` on other values."""
+    """Returns `value` as a number.  Accepts `nan` and `inf` as strings too.  Raises `ValueError` on other values."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,19 +54,19 @@ def in_utc(text: str) -> str:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
-_COMMA = re.compile(r"[-+]?\d[\d.]*,\d+")
+_NUMERAL = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
+_DECIMAL_COMMA_REGEX = re.compile(r"[-+]?\d[\d.]*,\d+")
 
 
 def number_in(text: str, place: str) -> float | None:
     """Returns the number in a text of another tool, such as `1,234.5` or `nan`; None if the text is not a number.
 
     Raises `ValueError`, with `place` in the message, on a decimal comma, because the number would be misread."""
-    stripped = text.strip()
-    if _NUMBER.fullmatch(stripped):
-        return float(stripped.replace(",", ""))
-    if _COMMA.fullmatch(stripped):
-        raise ValueError(f"{place}: expected a number with a decimal point, got {stripped!r}")
+    stripped_text = text.strip()
+    if _NUMERAL.fullmatch(stripped_text):
+        return float(stripped_text.replace(",", ""))
+    if _DECIMAL_COMMA_REGEX.fullmatch(stripped_text):
+        raise ValueError(f"{place}: expected a number with a decimal point, got {stripped_text!r}")
     return None
 
 
@@ -84,8 +84,8 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> 
     right.
 
     Markup in a cell is escaped, except in a `Marked` cell.  None gives an empty cell."""
-    rule = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
-    return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
+    separator_line = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
+    return [_line(name.removesuffix(":") for name in columns), f"|{separator_line}", *map(_line, rows)]
 
 
 def _line(cells: Iterable[object]) -> str:
@@ -99,7 +99,7 @@ def markdown_cell(text: str) -> Marked:
 
 
 def markdown_code(name: str) -> Marked:
-    """Returns a name as code in a cell.  Uses entities if a span cannot hold it: parsers differ on a backslash."""
+    """Returns a name as code in a table cell.  Markdown parsers differ on a backslash, so it becomes an entity."""
     text = visible(name)
     if text.strip() == text and not set("`|\\") & set(text):
         return Marked(f"`{text}`")

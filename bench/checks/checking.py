@@ -29,22 +29,22 @@ def run_checks(
 ) -> list[CheckResult]:
     """Runs the checks.  Calls `done` with each result as soon as it is ready, and gives the record to `writer`.
 
-    With `limit_s` the kernels take turns, and results may be missing, as in `Checkers.each`.  The time counts from the
-    moment when the processes have started.  Without a limit, interpreted kernels come first, because they take longest.
-    Returns the results in the order of `checks`.  Also stores each result at once in the mapping `into`, under its
-    index in `checks`."""
+    With `limit_s` the kernels take turns, and results may be missing, as in `Checkers.each`.  The time limit counts
+    from the moment when the processes have started.  Without a limit, interpreted kernels come first, because they take
+    longest. Returns the results in the order of `checks`.  Also stores each result at once in the mapping `into`, under
+    its index in `checks`."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
-    ranks = (
+    check_ranks = (
         [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else turns_of(checks)
     )
-    order = sorted(range(len(checks)), key=ranks.__getitem__)
+    check_order = sorted(range(len(checks)), key=check_ranks.__getitem__)
     results = {} if into is None else into
     check.start(checks)
-    for index, result in check.each([checks[position] for position in order], limit_s):
-        results[order[index]] = result
+    for index, result in check.each([checks[position] for position in check_order], limit_s):
+        results[check_order[index]] = result
         if writer:
-            writer.write(result.record(checks[order[index]].kernel, writer.run_id, environment))
+            writer.write(result.record(checks[check_order[index]].kernel, writer.run_id, environment))
         done(result)
     return [results[position] for position in sorted(results)]
 
@@ -64,8 +64,8 @@ def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s:
         for point in drawn_points(spec, failed.seed, limits, own_numbers(source_of(kernel))):
             if point.case == failed.case and WAY_AXIS in point.values:
                 case = smallest(spec, point, limits, fails)
-        options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
-        yield f"rooflab check {failed.op} {options} --seed {failed.seed}"
+        command_options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+        yield f"rooflab check {failed.op} {command_options} --seed {failed.seed}"
 
 
 def size_of(result: CheckResult) -> int:
@@ -91,26 +91,26 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
     `asked` always has a row.  The row is `unknown` if checks were left out and no result judges the kernel.
     """
     rows = []
-    counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
-    for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):
-        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
-        ran = [result for result in of_kernel if result.status not in NOT_RUN]
-        errors = [error.max_error_over_tolerance for result in ran for error in result.errors]
-        skipped = [result.reason for result in of_kernel if result.status in NOT_RUN]
+    check_counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
+    for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):
+        kernel_results = [result for result in results if (result.op, result.kernel) == (op, name)]
+        run_results = [result for result in kernel_results if result.status not in NOT_RUN]
+        errors = [error.max_error_over_tolerance for result in run_results for error in result.errors]
+        skip_reasons = [result.reason for result in kernel_results if result.status in NOT_RUN]
         rows.append(
             {
                 "op": op,
                 "kernel": name,
                 "role": registry.get_kernel(op, name).role,
-                "ok": sum(result.status == "OK" for result in ran),
-                "failed": sum(result.status != "OK" for result in ran),
-                "not run": len(skipped),
-                "left out": (left_out := max(0, counts[op, name] - len(of_kernel))),
-                "unknown": bool(left_out) and all(result.not_offered for result in of_kernel),
-                "checked_by": " ".join(dict.fromkeys(result.checked_by for result in ran)) or "none",
+                "ok": sum(result.status == "OK" for result in run_results),
+                "failed": sum(result.status != "OK" for result in run_results),
+                "not run": len(skip_reasons),
+                "left out": (num_left_out := max(0, check_counts[op, name] - len(kernel_results))),
+                "unknown": bool(num_left_out) and all(result.not_offered for result in kernel_results),
+                "checked_by": " ".join(dict.fromkeys(result.checked_by for result in run_results)) or "none",
                 "worst": max(errors, default=None),
-                "weak": sum(not result.discriminating for result in ran),
-                "reason": "; ".join(dict.fromkeys(skipped)),
+                "weak": sum(not result.discriminating for result in run_results),
+                "reason": "; ".join(dict.fromkeys(skip_reasons)),
             }
         )
     return rows

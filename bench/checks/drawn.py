@@ -1,8 +1,8 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
-The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover pairs of values as
-far as time allows.  A principle is a kind of inputs for which kernels are often wrong, although they are right on usual
-inputs.  A check may test a principle (`CheckTask.principle`, from `DomainPoint.principle` or the case).
+The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover pairs of parameter
+values as far as time allows.  A principle is a kind of inputs on which many kernels are wrong, although they are right
+on usual inputs.  `CheckTask.principle` names the principle that a check tests, if there is one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
 WAY_AXIS = "otherwise"
 """The name of an axis that is added to the axes of a case.  Its value is the one of `CheckTask.ways` for the check."""
-TRIES = 25
+MAX_TRIES = 25
 """The largest number of checks to make one failing case smaller."""
 
 
-TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
+TILED_SIZES = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
 """Sizes at which a program computes several tiles.  Only the first of these axes that the case has gets its size."""
 OTHER_SIZES = {"B": 1, "T": 16, "M": 16, "N": 48}
 """The largest sizes of the other axes, so that a check of all adversarial sets takes a few seconds in the emulator."""
@@ -49,9 +49,9 @@ class Most(NamedTuple):
     """For an op with a matrix product: the longest dimension of an input.  Kernels have a CTA or step for each tile."""
 
 
-ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
+HARDWARE_LIMITS = Most(48, 2**22, 2.0**28, 2**17, 2**22)
 """Limits on hardware: a call takes tens of milliseconds on one CPU core, which also computes the oracle."""
-IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
+SOFTWARE_LIMITS = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
 """Limits in the emulator or in Triton's interpreter: a check takes a few seconds, and at most half a minute.  A product
 with 4,771 rows took three."""
 
@@ -71,10 +71,10 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
     The smoke cases (small cases) come first, in every scheme (dtypes).  Then edge cases (most different first) and
-    drawn cases alternate.  Each of them runs in one scheme, which changes from case to case.  A drawn case uses one of
-    `CheckTask.ways` and one adversarial set.  A kernel that runs in software gets all adversarial sets only on smoke
-    cases.  The first of these cases has the sets in every scheme, the others in the last scheme.  With `every`, edge
-    cases run in every scheme, and the op's own cases get all adversarial sets.  The first check of each principle is
+    drawn cases alternate.  Each of them runs in one scheme, and the next case takes the next scheme.  A drawn case runs
+    with one set of adversarial inputs, chosen by `CheckTask.ways`.  A kernel that runs in software gets all adversarial
+    sets only on smoke cases: on the first one in every scheme, on the others in the last scheme.  With `every`, edge
+    cases run in every scheme, and smoke and edge cases get all adversarial sets.  The first check of each principle is
     moved to the front."""
     checks = []
     for op, kernels in chosen.kernels.items():
@@ -83,26 +83,26 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
         for kernel in kernels if schemes else ():
             limits = most_work(kernel, chosen.device)
             points = drawn_points(spec, chosen.seed, limits, own_numbers(source_of(kernel)))
-            often, of_kernel = every or limits == ON_HARDWARE, list[CheckTask]()
+            often, tasks = every or limits == HARDWARE_LIMITS, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
                 all_sets = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                of_kernel.append(CheckTask(kernel, case, scheme, chosen.seed, all_sets))
-            if tiled := of_several_tiles(spec):
-                of_kernel.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
+                tasks.append(CheckTask(kernel, case, scheme, chosen.seed, all_sets))
+            if tiled_case := of_several_tiles(spec):
+                tasks.append(CheckTask(kernel, tiled_case, schemes[-1], chosen.seed, "planted alone", TILES))
             for index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
                 scheme = schemes[index % len(schemes)]
                 for dtypes in (schemes if every else (scheme,)) if edge is not None else ():
-                    of_kernel.append(CheckTask(kernel, edge, dtypes, chosen.seed, often, _is_empty(spec, edge, dtypes)))
+                    tasks.append(CheckTask(kernel, edge, dtypes, chosen.seed, often, _is_empty(spec, edge, dtypes)))
                 if point is not None:
-                    way: Any = point.values.get(WAY_AXIS, often)
-                    of_kernel.append(CheckTask(kernel, point.case, scheme, chosen.seed, way, point.principle))
-            checks += principles_first(_offered(of_kernel, spec, schemes), lambda item: item.principle)
+                    planted_way: Any = point.values.get(WAY_AXIS, often)
+                    tasks.append(CheckTask(kernel, point.case, scheme, chosen.seed, planted_way, point.principle))
+            checks += principles_first(_offered(tasks, spec, schemes), lambda item: item.principle)
     return checks
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """Replaces each check by a variant that the kernel accepts: without refused options, or in another scheme.  Keeps
-    the first check of each kind that the kernel refuses, so that a result reports the refusal."""
+    """Replaces a check that the kernel refuses by an accepted variant: without the refused options, or in another
+    scheme. For each reason of refusal, keeps the first refused check, so that a result reports the refusal."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for item in asked:
         item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
@@ -112,19 +112,19 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
             refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
         if variant is not None:
             tasks.setdefault((variant.case, variant.scheme, variant.planted), variant)
-    takes = [*tasks.values()]
-    return [*takes[:1], *refusals.values(), *takes[1:]]
+    accepted_tasks = [*tasks.values()]
+    return [*accepted_tasks[:1], *refusals.values(), *accepted_tasks[1:]]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """Returns the principle `EMPTY` if a tensor of the case has no elements, else an empty text."""
+    """Returns the principle `EMPTY_PRINCIPLE` if a tensor of the case has no elements, else an empty text."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
-    return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
+    return EMPTY_PRINCIPLE if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
     """Returns the limits of drawn cases for a kernel on a device.  A kernel that runs in software has lower limits."""
-    return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
+    return SOFTWARE_LIMITS if device.type == "cpu" and kernel.has_code else HARDWARE_LIMITS
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
@@ -133,24 +133,24 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] =
     """
     if spec.domain is None:
         return []
-    cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
+    cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
     num_near = most.cases // 3 if numbers else 0
-    near_points, usual_points = list(cover(num_near, numbers)), list(cover(most.cases - num_near))
-    turns = chain.from_iterable(zip_longest(usual_points[::2], near_points, usual_points[1::2]))
-    return list({point.case: point for point in turns if point is not None}.values())
+    near_points, usual_points = list(cover_domain(num_near, numbers)), list(cover_domain(most.cases - num_near))
+    ordered_points = chain.from_iterable(zip_longest(usual_points[::2], near_points, usual_points[1::2]))
+    return list({point.case: point for point in ordered_points if point is not None}.values())
 
 
 @cache
 def own_numbers(path: Path) -> tuple[int, ...]:
     """Returns the integers from 2 to 2**20 in a kernel's file, and in its C++ code.  Such integers are tile sizes,
     limits and defaults.  Larger integers are left out, because no case has such a size."""
-    text, numbers = path.read_text(encoding="utf-8"), set[int]()
-    for node in ast.walk(ast.parse(text)):
+    source_text, numbers = path.read_text(encoding="utf-8"), set[int]()
+    for node in ast.walk(ast.parse(source_text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
             numbers |= _numbers_of_c(node.value)
         numbers |= set(_folded(node))
     for source_file in path.parent.iterdir():
-        if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in text):
+        if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in source_text):
             numbers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
     return tuple(sorted(number for number in numbers if 1 < number <= 2**20))
 
@@ -172,27 +172,27 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """Returns a small case in which one thread block computes several tiles, or None if no axis of `TILED` applies."""
+    """Returns a small case in which one thread block computes several tiles, or None if no `TILED_SIZES` apply."""
     case = spec.cases["smoke"][0]
-    along = next((name for name in TILED if name in case), "")
-    if not along or (along == "H" and "D" in case):  # there H is a number of heads
+    tiled_axis = next((name for name in TILED_SIZES if name in case), "")
+    if not tiled_axis or (tiled_axis == "H" and "D" in case):  # there H is a number of heads
         return None
-    max_sizes = OTHER_SIZES | ({"T": 2} if along in ("I", "H") else {})
+    max_sizes = OTHER_SIZES | ({"T": 2} if tiled_axis in ("I", "H") else {})
     sizes = {name: min(int(case[name]), size) for name, size in max_sizes.items() if name in case}
-    return case.but(**sizes, **{along: TILED[along]})
+    return case.but(**sizes, **{tiled_axis: TILED_SIZES[tiled_axis]})
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """Sorts cases so that each next case has the most settings that are new.  Sizes do not count as settings.
+    """Sorts cases so that each next case has the most new settings.  Sizes do not count as settings.
 
-    Most lists have options only in the last cases.  In this order 74 wrong kernels took 414 checks instead of 477.  The
-    fault of a window longer than the keys was found in check 21 instead of 59."""
-    remaining_cases, ordered_cases, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
+    In most lists only the last cases have options.  In this order 74 wrong kernels took 414 checks instead of 477.  One
+    fault (an attention window longer than the keys) was found in check 21 instead of 59."""
+    remaining_cases, ordered_cases, seen_pairs = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while remaining_cases:
-        case = max(remaining_cases, key=lambda one: len(_settings(one) - met))  # max takes the first of the best
+        case = max(remaining_cases, key=lambda one: len(_settings(one) - seen_pairs))  # max takes the first of the best
         remaining_cases.remove(case)
         ordered_cases.append(case)
-        met |= _settings(case)
+        seen_pairs |= _settings(case)
     return ordered_cases
 
 
@@ -202,13 +202,13 @@ def _settings(case: Case) -> set[tuple[str, Scalar]]:
 
 
 def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
-    """Returns the simplest case for which `fails` is true, found with at most `TRIES` calls of `fails`."""
+    """Returns the simplest case for which `fails` is true, found with at most `MAX_TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
-    return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
+    return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, MAX_TRIES).case
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain with the additional axis `HOW`.  The axis does not change the case of a point."""
+    """Returns the domain with the additional axis `WAY_AXIS`.  The axis does not change the case of a point."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -217,41 +217,41 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Returns the case with the values `made`, or None if the op refuses the case or the case exceeds `most`."""
+    """Returns the case with the values `made`, or None if the op refuses it or it exceeds the limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
     except ValueError:
         return None
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-    cost, first = spec.cost_of(inputs), tensors[0]
-    rows = first.numel() // max(1, first.shape[-1] if first.ndim > 1 else 1)
+    cost, first_tensor = spec.cost_of(inputs), tensors[0]
+    rows = first_tensor.numel() // max(1, first_tensor.shape[-1] if first_tensor.ndim > 1 else 1)
     max_dimension = max(max(tensor.shape, default=0) for tensor in tensors)
-    of_kind = (0, max_dimension) if cost.tensor_flops else (rows, 0)
-    work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
+    shape_amounts = (0, max_dimension) if cost.tensor_flops else (rows, 0)
+    work = sum(tensor.numel() for tensor in tensors), cost.flops, *shape_amounts
     return case if all(amount <= limit for amount, limit in zip(work, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     """Returns each check's position among the checks of its kernel.  The first check that the kernel accepts gets 0."""
-    turns, begun, turn_of_each = Counter[str](), set[str](), []
+    check_counts, begun_ids, turn_of_each = Counter[str](), set[str](), []
     for item in checks:
         name, spec = item.kernel.id, registry.get_op(item.kernel.op)
-        inputs = {} if name in begun else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-        first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
-        begun |= {name} if first else set()
-        turns[name] += 1
-        turn_of_each.append(0 if first else turns[name])
+        inputs = {} if name in begun_ids else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+        is_first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
+        begun_ids |= {name} if is_first else set()
+        check_counts[name] += 1
+        turn_of_each.append(0 if is_first else check_counts[name])
     return turn_of_each
 
 
-EMPTY, TILES = "empty", "several tiles"
+EMPTY_PRINCIPLE, TILES = "empty", "several tiles"
 """The names of two principles: a tensor without elements, and a program that computes several tiles."""
 Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Sorts items: the first item, then the first of each principle, then the rest, which a time limit may cut."""
+    """Sorts items: the first item, then the first item of each principle, then the rest, which may be cut."""
     first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

@@ -73,7 +73,7 @@ def ab(
 
     device_name = str(pick_device(device))
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, device_name)
-    subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), device_name)
+    filters = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), device_name)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
@@ -84,13 +84,13 @@ def ab(
         raise ValueError("head: expected --base with --head and --changed")
     with show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = modes.of_records(records, settings.rules, subset)
+            report = modes.of_records(records, settings.rules, filters)
         elif self_test:
-            report = modes.of_self_test(subset, settings, repeats, inject, out, show.note)
+            report = modes.of_self_test(filters, settings, repeats, inject, out, show.note)
         elif base:
-            report = modes.of_revisions(base, head, changed, subset, settings, out, show.note)
+            report = modes.of_revisions(base, head, changed, filters, settings, out, show.note)
         else:
-            report = modes.of_kernels(subset, settings, out, show.note)
+            report = modes.of_kernels(filters, settings, out, show.note)
     status = report.exit_status(strict)
     report.write(junit, markdown, strict)
     show.result(report.as_mapping() | {"exit_status": status})

@@ -25,7 +25,7 @@ from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
 from rooflab.kernels import _card
-from rooflab.kernels._user_files import USER_FILES
+from rooflab.kernels._user_files import MODULE_PREFIX
 
 if TYPE_CHECKING:
     from rooflab.bench.core import Record, RunWriter
@@ -41,22 +41,22 @@ app = typer.Typer(
 )
 
 
-INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
-INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
+TYPED_NAMES = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
+TYPED_NAMES |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 """By inner name in an error: the parameter that the user typed, in commands without a parameter of the inner name."""
 
 
-_EVENTS = "CUDA events time a GPU, and a stopwatch times a CPU"
-_FLOCK = "`flock FILE rooflab ...` lets two runs take turns"
-_MEASURED = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
-REMOVED = {
-    "bench --timer": _EVENTS,
-    "ab --timer": _EVENTS,
-    "bench --wait-for-gpu": _FLOCK,
-    "ab --wait-for-gpu": _FLOCK,
+_TIMER_NOTE = "CUDA events time a GPU, and a stopwatch times a CPU"
+_FLOCK_NOTE = "`flock FILE rooflab ...` lets two runs take turns"
+_SPECULATE_NOTE = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
+REMOVED_COMMANDS = {
+    "bench --timer": _TIMER_NOTE,
+    "ab --timer": _TIMER_NOTE,
+    "bench --wait-for-gpu": _FLOCK_NOTE,
+    "ab --wait-for-gpu": _FLOCK_NOTE,
     "bench --lock-clocks": "`nvidia-smi -lgc MHZ` locks a clock, and each record has the clocks",
-    "simulate --speculate": _MEASURED,
-    "estimate --speculate": _MEASURED,
+    "simulate --speculate": _SPECULATE_NOTE,
+    "estimate --speculate": _SPECULATE_NOTE,
     "capacity": "the table of `rooflab simulate --sweep 1,2,4` has TTFT and ITL at each rate",
     "sweep": "start `rooflab suite` on each machine, each with its own --out",
     "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
@@ -89,7 +89,7 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """A Typer command that refuses unknown models and GPUs before it imports torch.  Errors name options as typed."""
+    """Checks models and GPUs before the import of torch.  Error messages show options as the user typed them."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Checks the values of the options, and then runs the command."""
@@ -97,21 +97,21 @@ class Command(TyperCommand):
             check_names(ctx.params)
             interpret_without_gpu()
             if not cuda_device_present():
-                _card.pretended = _pretended_card
+                _card.make_fake_gpu = _pretended_card
             with show.chosen(bool(ctx.params.get("json"))):
                 return super().invoke(ctx)
         except ValueError as error:
-            name, colon, text = str(error).partition(": ")
-            raise ValueError(self._typed(name) + colon + text) from error
+            name, colon, message = str(error).partition(": ")
+            raise ValueError(self._typed(name) + colon + message) from error
 
     def _typed(self, name: str) -> str:
-        """Returns the option that sets the parameter `name`, as the user typed it; without such an option, `name`."""
-        words, options_of = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
+        """Returns the option of the parameter `name`, in the spelling that the user typed; `name` without an option."""
+        typed_words, options_by_key = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
-                options_of.setdefault(key, []).extend(param.opts)
-        options = options_of.get(name.replace("-", "_")) or options_of.get(INNER.get(name, ""), [name])
-        return next((option for option in options if option in words), options[0])
+                options_by_key.setdefault(key, []).extend(param.opts)
+        options = options_by_key.get(name.replace("-", "_")) or options_by_key.get(TYPED_NAMES.get(name, ""), [name])
+        return next((option for option in options if option in typed_words), options[0])
 
 
 def _show_version(asked_for: bool) -> None:
@@ -139,11 +139,11 @@ def _parser() -> Callable[..., object]:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Raises `ValueError` if the command line has a command or an option that Rooflab no longer has (`REMOVED`)."""
+    """Raises `ValueError` if the command line has a removed command or option (`REMOVED_COMMANDS`)."""
     for word in words:
         name = word if word == words[0] else f"{words[0]} {word.partition('=')[0]}"
-        if name in REMOVED:
-            raise ValueError(f"{name.split()[-1]}: removed; {REMOVED[name]}")
+        if name in REMOVED_COMMANDS:
+            raise ValueError(f"{name.split()[-1]}: removed; {REMOVED_COMMANDS[name]}")
 
 
 def run() -> NoReturn:
@@ -158,19 +158,19 @@ def run() -> NoReturn:
     except SyntaxError as error:  # of a file of this tree, which its user is changing
         show.error(f"rooflab: {error.filename}:{error.lineno}: {error.msg}")
     except ImportError as error:
-        if extra := missing(error):
-            show.error(f"rooflab: {extra}")
+        if missing_extra := missing(error):
+            show.error(f"rooflab: {missing_extra}")
             raise SystemExit(ExitStatus.USAGE) from error
         error_frame = extract_tb(error.__traceback__)[-1]
         show.error(f"rooflab: {error_frame.filename}:{error_frame.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
     except OF_A_USERS_FILE as error:
-        called = [(frame, line, str(frame.f_globals.get("__name__"))) for frame, line in walk_tb(error.__traceback__)]
-        theirs = [(frame, line) for frame, line, module in called if module.startswith(USER_FILES)]
-        if not theirs:
+        frames = [(frame, line, str(frame.f_globals.get("__name__"))) for frame, line in walk_tb(error.__traceback__)]
+        user_frames = [(frame, line) for frame, line, module in frames if module.startswith(MODULE_PREFIX)]
+        if not user_frames:
             raise  # a fault of ours, with its traceback
-        frame, line = theirs[-1]
+        frame, line = user_frames[-1]
         file_line = f"{Path(frame.f_code.co_filename).name}:{line}"
         show.error(f"rooflab: {file_line}: {type(error).__name__}: {first_line(error)}")
     raise SystemExit(ExitStatus.USAGE)
@@ -200,8 +200,8 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process with an exit status if something is wrong; else returns.  11: a kernel failed.  Otherwise 13: a
-    reading is INVALID or NOISY, or nothing ran.  Otherwise 12: `undecided` is true."""
+    """Ends the process if something is wrong; else returns.  The exit status is the first one that applies: 11 if a
+    kernel failed, 13 if a reading is INVALID or NOISY or if nothing ran, 12 if `undecided` is true."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         exit_statuses.append(ExitStatus.INVALID)
@@ -212,7 +212,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns a writer of records into `out`; with `resume` also the earlier records.  `resume` needs `out`."""
+    """Returns a writer for the folder `out`; with `resume` also the records in this folder.  `resume` needs `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

@@ -15,7 +15,7 @@ from rooflab.bench.cli.app import app, exit_for
 if TYPE_CHECKING:
     from rooflab.bench.core import Record
 
-NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
+BUDGET_NOTE = "budget: not spent, because what was measured before still counts; --refresh spends it"
 
 
 @app.command()
@@ -28,13 +28,13 @@ def ceilings(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Measure this machine's peak rates once; show them with the data sheet.  Exit status 11: wrong; 13: noise."""
+    """Measure this machine's peak rates once; show them beside the data sheet.  Exit status 11: failure; 13: noise."""
     from rooflab.bench.core import MachineLimits, RunWriter, ceilings_for, pick_device
 
     chosen_device = pick_device(device)
     limits = MachineLimits.kept(chosen_device)
     if limits.records and not refresh:
-        show.note(NOT_SPENT if budget_s is not None else None)
+        show.note(BUDGET_NOTE if budget_s is not None else None)
     else:
         show.note(f"measuring: {'asked for anew' if limits.records else limits.reason}")
         with show.waiting("measuring this machine"):
@@ -42,12 +42,12 @@ def ceilings(
     (records, reason), rows, peak_rates = limits, limits.rows, ceilings_for(chosen_device)
     noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))
-    kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason
+    rate_kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     if writer := RunWriter(out) if out else None:
         writer.write(*(replace(record, run_id=writer.run_id) for record in records))
     result = {
         "device": name,
-        "used": kind,
+        "used": rate_kind,
         "reason": reason,
         "measured_under": conditions,
         "rows": rows,
@@ -59,7 +59,7 @@ def ceilings(
     show.result(result)
     show.line(f"Ceilings of {name}, {conditions}", "bold")
     show.table(rows, columns)
-    show.line(f"bounds use the {kind} ceilings{': ' + reason if reason else ''}")
+    show.line(f"bounds use the {rate_kind} ceilings{': ' + reason if reason else ''}")
     if writer:
         show.line(f"records: {writer.path}")
     # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
@@ -67,12 +67,12 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """Returns the device's name, the conditions of the measurement, and the columns that the table shows."""
+    """Returns the device's name, the conditions of the measurement, and the names of the table's columns."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]
         return environment["cpu"], f"torch {environment['torch']}, {environment['threads']} threads", columns
     throttle_names = {name for record in records for name in (record.clocks or {}).get("throttle_names", ())}
-    by_user = ", clocks set by the user" if "clocks set by the user" in throttle_names else ""
+    user_clocks_note = ", clocks set by the user" if "clocks set by the user" in throttle_names else ""
     newest_time = max(record.timestamp for record in records)
-    return gpu["name"], f"driver {gpu['driver']}, {newest_time}{by_user}", columns
+    return gpu["name"], f"driver {gpu['driver']}, {newest_time}{user_clocks_note}", columns

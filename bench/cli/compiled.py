@@ -46,21 +46,23 @@ def static(
 ) -> None:
     """Compile kernels without a GPU; show registers, spills, occupancy, tensor cores and options without effect.
 
-    OP is an op, or path.py::function, a Python function of any project that launches kernels.  For such a function,
+    OP is an op, or path.py::function: a Python function, of any project, that launches kernels.  For such a function,
     --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  If its kernel is
-    autotuned, every config is compiled. Exit status 11: a kernel does not compile or, with --compare, has new spills or
-    lost its tensor cores.  Exit status 13: a kernel no longer exists, or nothing was compiled."""
-    from rooflab.bench.compile.cases import SUITES, Query, device_for
+    autotuned, every config is compiled. Exit status 11: a kernel does not compile.  With --compare, new spills or lost
+    tensor cores also give 11.  Exit status 13: a kernel no longer exists, or nothing was compiled."""
+    from rooflab.bench.compile.cases import STATIC_SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.compile.static_rows import with_configs
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
     store = None if no_cache else Store()
-    of_ops: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
-    of_ops |= {"all_configs": all_configs, "compare": compare}
-    launcher = option.launcher(op, of_ops, {"argument": argument, "dtype": dtype})
-    query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
+    op_args: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
+    op_args |= {"all_configs": all_configs, "compare": compare}
+    launcher = option.launcher(op, op_args, {"argument": argument, "dtype": dtype})
+    query = Query(
+        op, tuple(kernel or ()), tuple(suite or STATIC_SUITES), tuple(case or ()), tuple(scheme or ()), every_case
+    )
     if compare is None:
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
@@ -114,25 +116,25 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
 
     files = [name for name in query.kernels if name.endswith(".py")]
     query = replace(query, kernels=tuple(name for name in query.kernels if name not in files))
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         with show.waiting(f"reading this tree and {revision}"):
-            base, head = stack.enter_context(compiled_sides.two_sides(revision, files))
-            item_pairs, untouched = difference.reached(base, head, query, revision)
+            base_tree, head_tree = exit_stack.enter_context(compiled_sides.two_sides(revision, files))
+            item_pairs, others_untouched = difference.reached(base_tree, head_tree, query, revision)
         changes = []
         if item_pairs:
             with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance:
-                changes = difference.compare_pairs(base, head, item_pairs, device, store, advance)
-    status = difference.exit_status(changes, untouched)
-    line = difference.summary_line(changes, base.label, untouched)
+                changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance)
+    status = difference.exit_status(changes, others_untouched)
+    line = difference.summary_line(changes, base_tree.label, others_untouched)
     if markdown:
-        write_whole(markdown, difference.markdown(changes, base.label, untouched))
+        write_whole(markdown, difference.markdown(changes, base_tree.label, others_untouched))
     rows = [change.to_json() for change in changes]
-    show.result({"base": base.label, "summary": line, "exit_status": status, "changes": rows})
+    show.result({"base": base_tree.label, "summary": line, "exit_status": status, "changes": rows})
     for change in changes:
         if change.verdict != "SAME":
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
-            bad = change.verdict in difference.FAILING_VERDICTS or change.verdict == "GONE"
-            show.line(title, "red" if bad else None)
+            is_failure = change.verdict in difference.FAILING_VERDICTS or change.verdict == "GONE"
+            show.line(title, "red" if is_failure else None)
             for sentence in change.sentences:
                 show.line(f"  {sentence}")
     show.line(line)

@@ -1,4 +1,4 @@
-"""Defines the commands `emulate`, which runs compiled GPU code on the CPU, and `golden`, which tests this emulation."""
+"""Defines the commands `emulate`, which runs compiled GPU code on the CPU, and `golden`, which tests the emulator."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def emulate(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Run a kernel's compiled code (sm_90a) on the CPU; show errors, races, bytes by memory level, and counts by line.
+    """Run compiled GPU code (sm_90a) on the CPU; show errors, races, bytes by memory level, counts by source line.
 
-    OP is an op, or path.py::function, a Python function of any project that launches Triton kernels.  For such a
+    OP is an op, or path.py::function: a Python function, of any project, that launches Triton kernels.  For such a
     function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  Needs no
     GPU.  Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
-    of_ops = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
-    of_launchers = {"reference": reference, "argument": argument, "dtype": dtype}
-    if launcher := option.launcher(op, of_ops, of_launchers):
+    op_args = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
+    launcher_options = {"reference": reference, "argument": argument, "dtype": dtype}
+    if launcher := option.launcher(op, op_args, launcher_options):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
         targets = [selected(launcher, case, argument, dtype)]
@@ -67,17 +67,17 @@ def emulate(
     if out is not None:
         path = emulated_calls.write(calls, out, seed)
         show.note(f"records: {path}")
-    show.result([item.to_dict() for item in calls])
-    for item in calls:
-        target = item.target
+    show.result([call_result.to_dict() for call_result in calls])
+    for call_result in calls:
+        target = call_result.target
         title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
-        _show(title, item.answer, item.prediction, lines)
-    exit_for({item.answer["status"] for item in calls})
+        _show(title, call_result.answer, call_result.prediction, lines)
+    exit_for({call_result.answer["status"] for call_result in calls})
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
-    style = None if answer["status"] == "OK" else "red"
-    show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", style)
+    line_style = None if answer["status"] == "OK" else "red"
+    show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", line_style)
     for launch in answer["launches"]:
         _show_launch(launch)
         for race in launch["races"]:
@@ -87,11 +87,11 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
         if lines:
             _show_lines(launch)
     if answer["launches"]:
-        ran = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
+        ctas_text = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked_elements = answer.get("checked_elements")
-        text = f"{ran} in {answer['seconds']:.2f} s, compilation included"
-        text += f"; {counted(checked_elements, 'element')} compared" if checked_elements is not None else ""
-        show.line(text)
+        summary_text = f"{ctas_text} in {answer['seconds']:.2f} s, compilation included"
+        summary_text += f"; {counted(checked_elements, 'element')} compared" if checked_elements is not None else ""
+        show.line(summary_text)
     if prediction:
         show.line(prediction)
 
@@ -113,31 +113,31 @@ def _show_launch(launch: JsonObject) -> None:
         if read_bytes or written_bytes
     ]
     show.table(table_rows, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
-    texts = []
+    lines = []
     if launch["tensor_flops"]:
-        texts.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
+        lines.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
     floor = launch["shared_wavefronts_least"]
     if floor:
-        texts.append(f"shared memory takes {launch['shared_wavefronts'] / floor:.2f} times the turns without conflicts")
+        lines.append(f"shared memory takes {launch['shared_wavefronts'] / floor:.2f} times the turns without conflicts")
     total = sum(launch["instructions"].values())
     top = list(launch["instructions"].items())[:6]
-    texts.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
-    for text in texts:
-        show.line(text)
+    lines.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
+    for line in lines:
+        show.line(line)
 
 
 def _show_lines(launch: JsonObject) -> None:
-    by_file: dict[str, dict[int, Mapping[str, int]]] = {}
+    counts_by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for file, line, counts in launch["lines"]:
-        by_file.setdefault(file, {})[line] = counts
-    for file, of_file in by_file.items():
-        rows = list(_annotated(launch["sources"].get(file, []), of_file))
+        counts_by_file.setdefault(file, {})[line] = counts
+    for file, file_counts in counts_by_file.items():
+        rows = list(_annotated(launch["sources"].get(file, []), file_counts))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
         show.table(rows, columns, Path(file).name if file else "no source line")
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """Returns one row with counts for each source line, from the first line with counts to the last one."""
+    """Returns one table row per source line, from the first to the last line that has counts."""
     rows = []
     for line in range(min(counted), max(counted) + 1):
         counts = counted.get(line, {})
@@ -180,8 +180,8 @@ def golden(
         show.result({"written": names})
         show.line(f"{counted(len(names), 'output')} in {folder}")
         return
-    compared = files.compare(folder)
-    rows = [asdict(item) for item in compared]
+    comparisons = files.compare(folder)
+    rows = [asdict(comparison) for comparison in comparisons]
     show.result(rows)
     show.table(rows, ("target", "elements", "equal", "passed", "reason"))
-    exit_for({"OK" if item.passed else "INCORRECT" for item in compared})
+    exit_for({"OK" if comparison.passed else "INCORRECT" for comparison in comparisons})

@@ -34,10 +34,10 @@ def estimate(
     from rooflab.roofline.llm import estimate as price
 
     device, note = resolve(gpu)
-    estimated = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
+    model_estimate = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
     show.note(note)
-    show.result(estimated)
-    show.pairs(estimated.rows())
+    show.result(model_estimate)
+    show.pairs(model_estimate.rows())
 
 
 @app.command()
@@ -46,18 +46,18 @@ def doctor(
     compare: Annotated[bool, typer.Option(help="Beside transformers, which loads the model once more in fp32.")] = True,
     json: option.Json = False,
 ) -> None:
-    """Show what the engine reads from a model's files, and the first difference from transformers (status 11)."""
+    """Show what the engine reads from a model.  --compare: show the first difference from transformers (status 11)."""
     need("engine")
     from rooflab.bench.engine.doctor import differences, understood
 
     rows = understood(model)
     show.table(rows, ("what", "understood"), model)
     with show.waiting("transformers"):
-        differing = list(differences(model)) if compare else []
-    if differing:
-        show.table(differing, ("what", "of", "differ", "first"), "beside transformers")
-    show.result({"understood": rows, "differences": differing})
-    exit_for({"OK", *("INCORRECT" for row in differing if row["differ"])})
+        found_differences = list(differences(model)) if compare else []
+    if found_differences:
+        show.table(found_differences, ("what", "of", "differ", "first"), "beside transformers")
+    show.result({"understood": rows, "differences": found_differences})
+    exit_for({"OK", *("INCORRECT" for row in found_differences if row["differ"])})
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ def generate(
     from rooflab.engine.llm import LLM, SamplingParams
     from rooflab.engine.load.tokenizer import check_text
 
-    params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, engine.seed, ignore_eos)
+    sampling_params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, engine.seed, ignore_eos)
     if not prompt:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     check_text(prompt)
     options = engine.options() | asdict(drafts)
     with show.waiting("loading the model"):
         llm = LLM(**options, max_num_seqs=1)
-    result = generate_one(llm, prompt, params, raw, show=show.piece, out=out)
+    result = generate_one(llm, prompt, sampling_params, raw, show=show.piece, out=out)
     show.result(result)
     show.line("\n")
     show.engine_summary(result)

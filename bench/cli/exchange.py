@@ -13,7 +13,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.roofline.numbers import counted
 
-DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
+DEFINITION_COLUMNS = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 
 @app.command("import")
@@ -42,32 +42,32 @@ def import_results(
 ) -> None:
     """Read another tool's results.  With --out, store them as records.  Lists the results that cannot become records.
 
-    Published kernel times are stored as tables with their sources, in the format of results/published."""
+    Kernel times that other people published become tables with their sources, in the format of results/published."""
     from rooflab.bench.exchange import convert
     from rooflab.bench.exchange.files import write_records
 
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
-    imported = convert.read(tool, paths or [], column or ())
-    files = write_records(imported.records, out) if out is not None else []
-    summary = convert.summary(imported)
+    results = convert.read(tool, paths or [], column or ())
+    files = write_records(results.records, out) if out is not None else []
+    summary = convert.summary(results)
     show.result(summary | {"written": files})
-    if imported.definitions:
-        show.table(imported.definitions, DEFINED)
-    if imported.records:
+    if results.definitions:
+        show.table(results.definitions, DEFINITION_COLUMNS)
+    if results.records:
         show.bench_table(summary["rows"])
-    for skipped in imported.skipped:
-        show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
-    skipped_count = len(imported.skipped)
-    show.line(f"{counted(len(imported.records), 'result')}{f', {skipped_count} not imported' if skipped_count else ''}")
+    for skipped_result in results.skipped:
+        show.line(f"not imported: {skipped_result.place}: {skipped_result.reason}", "dim")
+    skipped_count = len(results.skipped)
+    show.line(f"{counted(len(results.records), 'result')}{f', {skipped_count} not imported' if skipped_count else ''}")
     for path in files:
         show.line(f"  {path}")
-    if imported.records and not files:
+    if results.records and not files:
         show.note("nothing was written: --out FOLDER keeps them as records")
 
 
-PLACED = ("gpu", "op", "scheme", "library", "kernel", "rows", "below_bound")
+PUBLISHED_COLUMNS = ("gpu", "op", "scheme", "library", "kernel", "rows", "below_bound")
 
 
 def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
@@ -78,14 +78,14 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     tables = published.placed if whole else selected(published)
     index = write_published(tables, out) if out else None
     show.result(published.summary() | {"kept": [entry.table.file for entry in tables], "written": index})
-    show.table([entry.row() for entry in published.placed], PLACED)
+    show.table([entry.row() for entry in published.placed], PUBLISHED_COLUMNS)
     for entry in published.placed:
-        for text in entry.below:
-            show.line(f"left out: {entry.table.file}: {text}: faster than its GPU can be", "yellow")
-    for family, count in published.left.most_common():
-        show.line(f"no place here: {counted(count, 'row')} of {family}", "dim")
-    placed = sum(entry.table.rows for entry in published.placed)
-    show.line(f"{counted(published.read, 'row')}: {placed:,} placed in {counted(len(published.placed), 'table')}")
+        for rows_text in entry.below:
+            show.line(f"left out: {entry.table.file}: {rows_text}: faster than its GPU can be", "yellow")
+    for kernel_family, count in published.left.most_common():
+        show.line(f"no place here: {counted(count, 'row')} of {kernel_family}", "dim")
+    placed_rows = sum(entry.table.rows for entry in published.placed)
+    show.line(f"{counted(published.read, 'row')}: {placed_rows:,} placed in {counted(len(published.placed), 'table')}")
     if index:
         show.line(f"  {counted(len(tables), 'table')}: {index}")
     else:
@@ -111,6 +111,6 @@ def export_records(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
     show.result({"file": to, "records": record_count, "left_out": [vars(skipped_record) for skipped_record in skipped]})
-    for text, count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
-        show.line(f"not exported: {count} {text}", "dim")
+    for skip_reason, count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
+        show.line(f"not exported: {count} {skip_reason}", "dim")
     show.line(f"{counted(record_count, 'record')}: {to}")

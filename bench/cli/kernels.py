@@ -21,7 +21,7 @@ from rooflab.bench.cli.names import cuda_device_present
 from rooflab.bench.core import Pool
 from rooflab.roofline.numbers import counted
 
-CHECK_S = 90.0
+CHECK_LIMIT_S = 90.0
 """The default time limit in seconds: after it, no further check of an op begins."""
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def check(
     ] = None,
     seconds: Annotated[
         float | None,
-        option.seconds(help=f"Seconds for each op, after which no check starts; {CHECK_S:.0f} if cases are drawn."),
+        option.seconds(
+            help=f"Seconds for each op, after which no check starts; {CHECK_LIMIT_S:.0f} if cases are drawn."
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, without a limit of time.")] = False,
     out: option.Out = None,
@@ -83,8 +85,8 @@ def check(
 ) -> None:
     """Check kernels against an fp64 reference.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
 
-    Without --case and --suite, the op's own test cases run first.  Then the seed draws random cases from the op's
-    domain."""
+    Without --case and --suite, the op's own test cases run first.  Then random valid cases of the op run; --seed
+    decides which."""
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
@@ -95,44 +97,46 @@ def check(
         seed = secrets.randbelow(2**31) if seed is None else seed
         selection = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
         random_cases = not (case or suite)
-        tasks = drawn_checks(selection, every) if random_cases else listed_checks(selection)
+        checks = drawn_checks(selection, every) if random_cases else listed_checks(selection)
         writer, earlier_records = begin_run(out, resume) if out or resume else (None, [])
         finished_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in earlier_records}
-        tasks = [i for i in tasks if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in finished_keys]
-    emulate = by != "interpreter" and selection.device.type == "cpu"
-    if by == "emulator" and not emulate:
+        checks = [i for i in checks if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in finished_keys]
+    use_emulator = by != "interpreter" and selection.device.type == "cpu"
+    if by == "emulator" and not use_emulator:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    limit_s = math.inf if every or not (random_cases or seconds) else (seconds or CHECK_S) * len(selection.kernels)
+    limit_s = (
+        math.inf if every or not (random_cases or seconds) else (seconds or CHECK_LIMIT_S) * len(selection.kernels)
+    )
     show.note(f"seed {seed}")
-    names = [kernel.id for of_op in selection.kernels.values() for kernel in of_op]
-    of_kernels = ", ".join(names) if len(selection.kernels) == 1 else counted(len(names), "kernel")
-    show.note(f"{counted(len(tasks), 'check')} of {of_kernels}; first their processes start")
-    check = Checkers(selection.device, emulators() if emulate else None)
+    names = [kernel.id for op_kernels in selection.kernels.values() for kernel in op_kernels]
+    kernels_text = ", ".join(names) if len(selection.kernels) == 1 else counted(len(names), "kernel")
+    show.note(f"{counted(len(checks), 'check')} of {kernels_text}; first their processes start")
+    checkers = Checkers(selection.device, emulators() if use_emulator else None)
     result_by_index: dict[int, CheckResult] = {}
     interrupted = False
     try:
-        with show.progress("check", len(tasks), lines=True) as advance:
-            show_one = lambda found: advance(found.line)
-            run_checks(tasks, check, writer, show_one, limit_s=limit_s, into=result_by_index)
+        with show.progress("check", len(checks), lines=True) as advance:
+            show_result = lambda found: advance(found.line)
+            run_checks(checks, checkers, writer, show_result, limit_s=limit_s, into=result_by_index)
     except KeyboardInterrupt:
         interrupted = True
     results = [result_by_index[index] for index in sorted(result_by_index)]
-    rows = summarize_checks(results, tasks)
+    rows = summarize_checks(results, checks)
     _show_checks(results, rows)
-    left_out = f"{len(tasks) - len(results)} of {counted(len(tasks), 'check')}"
+    left_out_text = f"{len(checks) - len(results)} of {counted(len(checks), 'check')}"
     if interrupted:
-        show.error(f"interrupted: {left_out} left out")
+        show.error(f"interrupted: {left_out_text} left out")
         raise typer.Exit(ExitStatus.INTERRUPTED)
-    if len(results) < len(tasks):
-        done_share = f"{len(results) / len(tasks):.0%} of the plan was run"
-        show.note(f"{done_share}; left out after {limit_s:g} s: {left_out}; --all makes them")
+    if len(results) < len(checks):
+        done_text = f"{len(results) / len(checks):.0%} of the plan was run"
+        show.note(f"{done_text}; left out after {limit_s:g} s: {left_out_text}; --all makes them")
     if random_cases:
-        show.note("all of the plan was run" if len(result_by_index) == len(tasks) else None)
-    _show_faults(results, check, limit_s / 3)
-    if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
-        show.error(f"not checked at all: {', '.join(unknown)}")
+        show.note("all of the plan was run" if len(result_by_index) == len(checks) else None)
+    _show_faults(results, checkers, limit_s / 3)
+    if unchecked_kernels := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
+        show.error(f"not checked at all: {', '.join(unchecked_kernels)}")
     statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
-    exit_for(statuses, undecided=bool(unknown) or (resume and len(results) < len(tasks)))
+    exit_for(statuses, undecided=bool(unchecked_kernels) or (resume and len(results) < len(checks)))
 
 
 def _check_options(op: str | None, by: str | None, every: bool, seconds: float | None) -> None:
@@ -148,10 +152,10 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
     from rooflab.bench.checks.checking import size_of, smallest_failures
     from rooflab.bench.core import NOT_RUN
 
-    smallest: dict[tuple[str, str], CheckResult] = {}
+    smallest_by_kernel: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
-        smallest.setdefault((row.op, row.kernel), row)
-    for command in smallest_failures([*smallest.values()], check, limit_s):
+        smallest_by_kernel.setdefault((row.op, row.kernel), row)
+    for command in smallest_failures([*smallest_by_kernel.values()], check, limit_s):
         show.note(f"again: {command}")
 
 
@@ -163,18 +167,18 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
     show.table(rows, columns)
     for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
-        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
-        for row in check_rows(result for result in of_kernel if result.status not in ("OK", *NOT_RUN)):
+        kernel_results = [result for result in results if (result.op, result.kernel) == (op, name)]
+        for row in check_rows(result for result in kernel_results if result.status not in ("OK", *NOT_RUN)):
             show.failure(row)
-    lacking = sum(result.not_offered for result in results)
+    unsupported_count = sum(result.not_offered for result in results)
     for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
         reasons = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
-        texts = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in reasons)
-        show.line(f"not offered by {op}/{name}: {'; '.join(texts)}")
+        refusals = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in reasons)
+        show.line(f"not offered by {op}/{name}: {'; '.join(refusals)}")
     show.line(
         f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
-        f"{sum(row['failed'] for row in rows)} wrong, {lacking} not offered by the kernel, "
-        f"{sum(row['not run'] for row in rows) - lacking} could not run here"
+        f"{sum(row['failed'] for row in rows)} wrong, {unsupported_count} not offered by the kernel, "
+        f"{sum(row['not run'] for row in rows) - unsupported_count} could not run here"
     )
 
 
@@ -207,15 +211,15 @@ def bench(
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
-    chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
-    if choose and chosen.device.type == "cpu":
+    choice = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
+    if choose and choice.device.type == "cpu":
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
-    folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    config = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
+    folder, count, interrupted = writer.path.parent, count_benches(choice), False
+    config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
         with show.progress("bench", count - len(records)) as advance:
-            run_benches(chosen, config, writer, advance, records)
+            run_benches(choice, config, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:
@@ -223,20 +227,20 @@ def bench(
         raise typer.Exit(ExitStatus.BROKEN) from broken
     rows = [bench_row(record) for record in records]
     show.bench_table(rows)  # before anything is drawn or chosen, which may fail
-    figures = draw_records(records, folder) if not interrupted else []
+    figure_paths = draw_records(records, folder) if not interrupted else []
     choice_files = write_choices(records) if choose and not interrupted else []
-    show.result({"folder": folder, "files": (*figures, *choice_files), "rows": rows})
-    show.line(f"{'records and figures' if figures else 'records'}: {folder}")
-    for path in figures:
+    show.result({"folder": folder, "files": (*figure_paths, *choice_files), "rows": rows})
+    show.line(f"{'records and figures' if figure_paths else 'records'}: {folder}")
+    for path in figure_paths:
         show.line(f"  {path.name}")
     if choice_files:
         show.line(f"choices written for {counted(len(choice_files), 'op')}")
-    left_out = f"{count - len(records)} of {counted(count, 'result')} left out"
+    left_out_text = f"{count - len(records)} of {counted(count, 'result')} left out"
     if interrupted:
-        show.error(f"interrupted: {left_out}")
+        show.error(f"interrupted: {left_out_text}")
         raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(records) < count:
-        show.error(left_out)
+        show.error(left_out_text)
     exit_for({record.status for record in records}, undecided=len(records) < count)
 
 
@@ -270,9 +274,9 @@ def roofline(
 ) -> None:
     """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
-    Each machine has a figure, with the newest reading of each kernel and input case.  The records may be the JSON of
-    pytest-benchmark, if the tests give kernel_benchmark a cost.  With --gpu, their times are drawn only if they were
-    measured on that GPU.  Records of the emulator are drawn at the bytes that the emulator counted."""
+    Each machine gets a figure, with the newest reading of each kernel and input case.  The records may be the JSON of
+    pytest-benchmark, if its tests give a cost to the fixture kernel_benchmark.  With --gpu, a benchmark's time is drawn
+    only if it was measured on that GPU.  The emulator's records are drawn with the bytes that the emulator counted."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
@@ -288,17 +292,17 @@ def roofline(
         plots = [replace(drawing, points=points)] if points else []
         cause = figures.why_nothing([])
     else:
-        selected, folder = commands.newest_records(records)
-        selected = [item for item in selected if (not op or item.op in op) and (not case or item.case_id in case)]
-        selected = [item for item in selected if not ids or f"{item.op}/{item.kernel}" in ids]
+        readings, folder = commands.newest_records(records)
+        readings = [item for item in readings if (not op or item.op in op) and (not case or item.case_id in case)]
+        readings = [item for item in readings if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
-            drawing, notes = commands.records_on(gpu, selected, records.name)
+            drawing, notes = commands.records_on(gpu, readings, records.name)
             plots = [drawing]
             for note in notes:
                 show.note(note)
         else:
-            plots = figures.drawings(selected, all_cases or bool(case), run or (), across)
-        cause = figures.why_nothing(selected)
+            plots = figures.drawings(readings, all_cases or bool(case), run or (), across)
+        cause = figures.why_nothing(readings)
     if not plots:
         raise ValueError(f"records: {cause}, so there is nothing to draw")
     if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
@@ -307,14 +311,18 @@ def roofline(
     paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
     points = [point for drawing in plots for point in drawing.points]
     unplaced = list(dict.fromkeys(cause for drawing in plots for cause in drawing.unplaced))
-    no_bytes = [cause.removesuffix(f": {figures.NO_BYTES}") for cause in unplaced if cause.endswith(figures.NO_BYTES)]
+    no_bytes = [
+        cause.removesuffix(f": {figures.NO_BYTES_REASON}")
+        for cause in unplaced
+        if cause.endswith(figures.NO_BYTES_REASON)
+    ]
     show.result({"figures": paths, "points": points, "without_bytes": no_bytes})
     for cause in unplaced:
         show.note(f"not drawn: {cause}")
-    published = sum(point.published for point in points)
-    measured = sum(point.seconds is not None for point in points) - published
-    published_text = f", {published} published by others" if published else ""
-    by = "of them with an imported time" if any("imported times" in one.name for one in plots) else "of them measured"
-    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} {by}{published_text}")
+    published_count = sum(point.published for point in points)
+    measured_count = sum(point.seconds is not None for point in points) - published_count
+    published_text = f", {published_count} published by others" if published_count else ""
+    by = "of them with an imported time" if any("imported times" in plot.name for plot in plots) else "of them measured"
+    show.line(f"{counted(len(points), 'point')}, {measured_count or 'none'} {by}{published_text}")
     for path in paths:
         show.line(f"  {path}")

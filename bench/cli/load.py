@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.trace import Trace
 
-LOAD = (
+LOAD_COLUMNS = (
     "rate", "requests", "failed", "status", "requests_per_s", "goodput_requests_per_s", "output_tokens_per_s",
     "steady_output_tokens_per_s", "client_late_p50_ms", "client_queue_p50_ms",
 )  # fmt: skip
-WAITS = (
+WAIT_COLUMNS = (
     "rate", "ttft_p50_ms", "ttft_p99_ms", "ttft_sent_p50_ms", "ttft_sent_p99_ms", "itl_p50_ms", "itl_p99_ms",
     "chunk_gap_p50_ms", "tpot_p50_ms", "e2e_p50_ms", "e2e_p99_ms", "tokens_per_step", "acceptance",
 )  # fmt: skip
@@ -72,31 +72,31 @@ def load(
     """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  Traces have the time of each chunk."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
-    from rooflab.bench.load.load_run import PATHS, Plan, first_model
+    from rooflab.bench.load.load_run import ENDPOINT_PATHS, Plan, first_model
     from rooflab.bench.load.metrics import check_limits
 
-    limits = check_limits(goodput or [])
-    ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
-    prompts = Data(data, *lengths.spans, prefix_len, groups, ids)
-    run_laws = laws(rate, sweep, concurrency, arrivals, burstiness)
+    goodput_limits = check_limits(goodput or [])
+    id_range = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
+    prompts = Data(data, *lengths.spans, prefix_len, groups, id_range)
+    law_by_run = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
-        arrivals=run_laws[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
+        arrivals=law_by_run[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
         duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=prompts, endpoint=endpoint, model=model or "",
         ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
-    target = Endpoint(url, PATHS[plan.endpoint], api_key, timeout)
-    plan = plan if model else replace(plan, model=first_model(target))
+    server_endpoint = Endpoint(url, ENDPOINT_PATHS[plan.endpoint], api_key, timeout)
+    plan = plan if model else replace(plan, model=first_model(server_endpoint))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
-    plans = [replace(plan, arrivals=law, seed=plan.seed + index) for index, law in enumerate(run_laws)]
-    _load(target, plans, limits, plots, out)
+    plans = [replace(plan, arrivals=run_law, seed=plan.seed + index) for index, run_law in enumerate(law_by_run)]
+    _load(server_endpoint, plans, goodput_limits, plots, out)
 
 
 def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: bool, out: Path | None) -> None:
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.load import load_record
-    from rooflab.bench.load.causes import LONG, spikes
+    from rooflab.bench.load.causes import LONG_GAP_RATIO, spikes
     from rooflab.bench.load.load_run import run_load
     from rooflab.bench.load.metrics import failures, remarks
 
@@ -113,18 +113,18 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
     failure_counts, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
-    for columns in (LOAD, WAITS):
+    for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
         show.table(rows, columns, filled=True)
-    for row, reasons, texts in zip(rows, failure_counts, notes, strict=True):
+    for row, reasons, run_remarks in zip(rows, failure_counts, notes, strict=True):
         for reason, count in reasons.items():
             show.line(f"{row['rate']}: {count} failed: {reason}", "red")
         if row["reason"]:
             show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
-        for remark in texts:
+        for remark in run_remarks:
             show.line(f"{row['rate']}: {remark}", "yellow")
     for row, trace in zip(rows, traces, strict=True):
-        for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
-            show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
+        for spike_kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
+            show.line(f"{row['rate']}: {count} gaps of over {LONG_GAP_RATIO} medians: {spike_kind}")
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failure_counts}
@@ -134,15 +134,15 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
 
 
 def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
-    """Draws a waterfall for each run; for several rates also latency against rate, and latency against throughput."""
+    """Draws a waterfall plot for each run; for several rates also latency against rate and against throughput."""
     from rooflab.bench.load import load_pictures
 
     case = plans[0].case()
     caption = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
     if len(plans) == 1:
         return [load_pictures.draw_waterfall(traces[0], folder, caption)]
-    points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [load_pictures.draw_rates(points, folder, caption, frontier) for frontier in (False, True)]
+    rate_points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
+    files = [load_pictures.draw_rates(rate_points, folder, caption, is_frontier) for is_frontier in (False, True)]
     return files + [
         load_pictures.draw_waterfall(trace, folder, caption, f"waterfall-{name_of(plan)}")
         for plan, trace in zip(plans, traces, strict=True)
@@ -167,15 +167,15 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """Returns the arrival process of the requests for each run; `[None]` if the load is a closed loop."""
+    """Returns the random process of request arrivals for each run; `[None]` if the load is a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
-    options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
-    given_options = [name for name, value in options.items() if value is not None]
+    load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
+    given_options = [name for name, value in load_options.items() if value is not None]
     if len(given_options) > 1:
-        raise ValueError(f"{given_options[1]}: expected one of {', '.join(options)}, got {given_options[0]} too")
+        raise ValueError(f"{given_options[1]}: expected one of {', '.join(load_options)}, got {given_options[0]} too")
     if sweep is not None:
-        rates = [_rate(part) for part in sweep.split(",")]
+        rates = [_rate(rate_text) for rate_text in sweep.split(",")]
         if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
         return [Arrivals(value, law, burstiness) for value in rates]

@@ -1,4 +1,4 @@
-"""Checks names on the command line and sets Triton's mode, before a command imports torch, which takes seconds."""
+"""Checks command-line names, and turns on Triton's interpreter if there is no GPU, before the slow import of torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check_names(values: JsonObject) -> None:
     Unknown ops and kernels are found later by the registry, because files and plug-ins can add ops and kernels."""
     for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
         value = values.get(name)
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, str) and not text.strip() for text in texts):
+        value_texts = value if isinstance(value, list) else [value]
+        if any(isinstance(value_text, str) and not value_text.strip() for value_text in value_texts):
             raise ValueError(f"{name}: expected a name, got an empty text; is the variable that names it set?")
     if values.get("device") not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {values['device']!r}")
@@ -50,8 +50,8 @@ def cuda_device_present() -> bool:
     if "+cpu" in version("torch"):
         return False
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        cuda_library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return cuda_library.cuInit(0) == 0 and cuda_library.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

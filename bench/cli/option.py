@@ -15,7 +15,7 @@ from rooflab.bench.base import plain
 from rooflab.bench.cli.names import parse_swaps
 from rooflab.kernels._folders import check_writable
 
-OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".webp")
+FILE_SUFFIXES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".webp")
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -25,9 +25,9 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
         is_file = option.metavar == "FILE" or figure
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
-        if not is_file and path.suffix in OTHER_FILES and not path.is_dir():
-            kinds = "a folder, or a file that ends in .svg or .png" if option.metavar == "PLACE" else "a folder"
-            raise ValueError(f"{name}: expected {kinds}, got {str(path)!r}")
+        if not is_file and path.suffix in FILE_SUFFIXES and not path.is_dir():
+            allowed_kinds = "a folder, or a file that ends in .svg or .png" if option.metavar == "PLACE" else "a folder"
+            raise ValueError(f"{name}: expected {allowed_kinds}, got {str(path)!r}")
         check_writable(name, path.parent if is_file else path)
     return path
 
@@ -44,13 +44,13 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
-            kind = "an op" if name_of_launcher else "path.py::function"
-            raise ValueError(f"{name}: expected with {kind} alone, got {value!r} with {op or 'every op'}")
+            expected_kind = "an op" if name_of_launcher else "path.py::function"
+            raise ValueError(f"{name}: expected with {expected_kind} alone, got {value!r} with {op or 'every op'}")
     return name_of_launcher
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns `command` with each dataclass parameter replaced by one option per dataclass field.
+    """Returns `command` with options in place of its dataclass parameters: one option per dataclass field.
 
     The default of an option comes from the parameter's default, if there is one, and otherwise from the dataclass."""
     parameters, groups = list[Parameter](), dict[str, Any]()
@@ -62,12 +62,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             default = parameter.default
             entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(hints[name])]
         parameters += [
-            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in entries
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=hint) for key, hint, value in entries
         ]
 
     @wraps(command)
     def called(**values: plain.Json) -> None:
-        instances = {name: kind(**{x.name: values.pop(x.name) for x in fields(kind)}) for name, kind in groups.items()}
+        instances = {name: hint(**{x.name: values.pop(x.name) for x in fields(hint)}) for name, hint in groups.items()}
         command(**instances, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

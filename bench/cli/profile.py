@@ -37,13 +37,13 @@ def explain(
     ),
     json: option.Json = False,
 ) -> None:
-    """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
+    """Split a kernel's time into parts: launch, bytes beyond the minimum, pipe, waves and tail, occupancy and latency.
 
     The time is predicted from compiled code and the roofline, without a GPU.  With --records, the parts add up to the
     measured time, and one part is unexplained.  Without a kernel name, all kernels are shown side by side.
 
-    OP is an op, or path.py::function, a launcher of any project.  For a launcher, --shape gives the tensors, as
-    x=64x96,weight=96:bf16, and --argument the other values.  The emulator then counts the minimum work."""
+    OP is an op, or path.py::function, a Python function that launches kernels.  For such a function, --shape gives the
+    tensors, as x=64x96,weight=96:bf16, --argument gives other values, and the emulator counts the minimum work."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
     from rooflab.bench.predict import predictions
@@ -53,17 +53,17 @@ def explain(
     device, note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
     show.note(note)
     launcher_options = {"argument": argument, "dtype": dtype}
-    of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
+    op_args = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
-    if launcher := option.launcher(op, of_ops, launcher_options):
+    if launcher := option.launcher(op, op_args, launcher_options):
         kernel_names, target = [launcher], selected(launcher, case, argument, dtype)
         explanations = [_of_launcher(target, device)]
     else:
         targets = _targets(op, kernel_names, case or [], scheme or [])
-        measured: dict[KernelCase, float] = {}
+        measured_times: dict[KernelCase, float] = {}
         if records:
-            targets, measured = predictions.measured_in(all_records, targets, device)
-        explanations = explain_all(targets, device, measured)
+            targets, measured_times = predictions.measured_in(all_records, targets, device)
+        explanations = explain_all(targets, device, measured_times)
     if kernel_names and all(entry.reason for entry in explanations):
         raise ValueError(explanations[0].reason)
     show.result([entry.to_dict() for entry in explanations])
@@ -83,9 +83,9 @@ def _of_launcher(target: KernelCase, device: Device) -> Explanation:
 
     show.note(f"the least work of {target.label} is what the emulator counts, for no op says what it must do")
     with show.waiting(target.label):
-        item = call(target, gpu=device.name)
-    failed_prediction = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
-    return explained(item.predicted or failed_prediction, device, None)
+        run = call(target, gpu=device.name)
+    failed_prediction = Predicted(target, Cost(0, 0), None, None, f"{run.answer['status']}: {run.answer['reason']}")
+    return explained(run.predicted or failed_prediction, device, None)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -109,9 +109,9 @@ def _show(entry: Explanation) -> None:
         return
     title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}  {entry.gpu}"
     show.table(entry.rows(), ("part", "us", "share", "why"), title)
-    predicted = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
+    predicted_text = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
     bound = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
-    show.line(f"{bound}, predicted {predicted}, {entry.calibration}")
+    show.line(f"{bound}, predicted {predicted_text}, {entry.calibration}")
     show.line(entry.sentence())
     show.line()
 
@@ -120,11 +120,11 @@ def _show_side_by_side(explanations: list[Explanation]) -> None:
     from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
-        entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
-        title = f"{entries[0].target.op}  {case[0].id}  {case[1].name}  {entries[0].gpu}, parts in us"
-        show.table(why_rows(entries), WHY_COLUMNS, title, filled=True)
-        words = next((entry.calibration for entry in entries if entry.predicted_ms is not None), "none")
-        show.line(f"{why_sentence(entries)} Predictions: {words}.")
+        case_entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
+        title = f"{case_entries[0].target.op}  {case[0].id}  {case[1].name}  {case_entries[0].gpu}, parts in us"
+        show.table(why_rows(case_entries), WHY_COLUMNS, title, filled=True)
+        calibration_text = next((entry.calibration for entry in case_entries if entry.predicted_ms is not None), "none")
+        show.line(f"{why_sentence(case_entries)} Predictions: {calibration_text}.")
         show.line()
 
 
@@ -165,29 +165,29 @@ def profile(
     device, note = predictions.choose_gpu(gpu)
     show.note(note)
     if log:
-        counts = ncu.Profile(tuple(ncu.parse(log.read_text())))
-        if not counts.launches:
+        ncu_profile = ncu.Profile(tuple(ncu.parse(log.read_text())))
+        if not ncu_profile.launches:
             raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
     else:
         with show.waiting("ncu"):
-            counts = ncu.profile(target, seed, timeout_s)
-    modelled = explain_all([target], device)[0]
-    if modelled.reason:
-        raise ValueError(modelled.reason)
-    traffic, note = ncu.settled(target, counts)
-    explained = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
-    record = ncu.counted_record(explained, counts, seed)
+            ncu_profile = ncu.profile(target, seed, timeout_s)
+    modelled_explanation = explain_all([target], device)[0]
+    if modelled_explanation.reason:
+        raise ValueError(modelled_explanation.reason)
+    traffic, note = ncu.settled(target, ncu_profile)
+    counted_explanation = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
+    record = ncu.counted_record(counted_explanation, ncu_profile, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[Row] = ncu.compared(modelled, counts)
-    launches = ncu.launch_rows(counts)
-    extra_fields = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
-    show.result(explained.to_dict() | extra_fields)
-    _show(explained)
+    rows: list[Row] = ncu.compared(modelled_explanation, ncu_profile)
+    launch_rows = ncu.launch_rows(ncu_profile)
+    extra_fields = {"compared": rows, "counted": launch_rows, "metrics": record.metrics, "note": note}
+    show.result(counted_explanation.to_dict() | extra_fields)
+    _show(counted_explanation)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
     if note:
         show.line(note, "yellow")
-    show.table(launches, tuple(launches[0]), "counted in each launch")
+    show.table(launch_rows, tuple(launch_rows[0]), "counted in each launch")
     if out:
         show.line(f"record: {writer.path}")

@@ -30,7 +30,7 @@ def report(
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     json: option.Json = False,
 ) -> None:
-    """Write one self-contained HTML file from records: kernel ladders, rooflines, A/B verdicts, compiled code, engine.
+    """Write a self-contained HTML file from records: kernels compared, rooflines, A/B verdicts, compiled code, engine.
 
     Failures in the records are shown first, but they do not change the exit status."""
     need("report")
@@ -40,27 +40,27 @@ def report(
     with show.waiting("reading records"):
         report_file = write_report(paths or [result_folder("kept")], out, title)
     show.result(report_file)
-    content = report_file.content
-    kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
+    page = report_file.content
+    kernels = sum(len(ladder.blocks) for op in page.ops for ladder in op.ladders)
     show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
-    runs, files = counted(content.runs, "run"), counted(len(content.files), "file")
-    show.line(f"  {counted(content.records, 'record')} of {runs} in {files}; {counted(kernels, 'case')}")
-    for standing in content.standings:
-        ratio = standing.over_library
+    runs_text, files_text = counted(page.runs, "run"), counted(len(page.files), "file")
+    show.line(f"  {counted(page.records, 'record')} of {runs_text} in {files_text}; {counted(kernels, 'case')}")
+    for kernel_standing in page.standings:
+        ratio = kernel_standing.over_library
         if ratio:
-            slower = f", slower in {standing.slower_cases}" if standing.slower_cases else ""
-            name = f"{standing.op} {standing.scheme} on {standing.machine}"
+            slower = f", slower in {kernel_standing.slower_cases}" if kernel_standing.slower_cases else ""
+            name = f"{kernel_standing.op} {kernel_standing.scheme} on {kernel_standing.machine}"
             show.line(
                 f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
             )
-    if content.noisy:
-        show.line(f"  {counted(len(content.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
-    for problem in content.problems:
+    if page.noisy:
+        show.line(f"  {counted(len(page.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
+    for problem in page.problems:
         place_text = f" {problem.where}" if problem.where else ""
         show.line(f"  {problem.name}{place_text}: {problem.status}: {problem.reason}", "red")
 
 
-BY_KERNEL = ("op", "kernel", "cases", "points", "states", "worst_last_step")
+KERNEL_COLUMNS = ("op", "kernel", "cases", "points", "states", "worst_last_step")
 COLUMNS = ("op", "kernel", "case", "scheme", "points", "trend", "latest_ms", "latest", "z", "last_step", "state")
 
 
@@ -76,7 +76,7 @@ def history(
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
     json: option.Json = False,
 ) -> None:
-    """Show trends of committed records: the level of each time, its steps, and whether the newest point is unusual.
+    """Show trends of kernel times over commits: stable levels, sudden steps, and whether the newest time is unusual.
 
     The table has a row for each kernel.  With --kernel or --case it has a row for each input case of the kernels."""
     from rooflab.bench.core import result_folder
@@ -84,37 +84,37 @@ def history(
     from rooflab.bench.report.trends.points import RecordFilter, commit_order, read_points, repository
     from rooflab.bench.report.trends.trend import find_trends, notes, summary
 
-    points = read_points(
+    trend_points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    order = commit_order((point.record.commit for point in points.points), repository(repo))
-    trends = find_trends(points.points, order, last, threshold)
-    show.result(summary(points, trends))
+    commit_sequence = commit_order((point.record.commit for point in trend_points.points), repository(repo))
+    trends = find_trends(trend_points.points, commit_sequence, last, threshold)
+    show.result(summary(trend_points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
     for circumstances, group in grouped(rows, lambda row: row["circumstances"]).items():
-        show.table(group if one_by_one else _by_kernel(group), COLUMNS if one_by_one else BY_KERNEL, circumstances)
+        show.table(group if one_by_one else _by_kernel(group), COLUMNS if one_by_one else KERNEL_COLUMNS, circumstances)
         show.line()
-    for text in notes(points, trends):
-        show.line(text)
+    for note_text in notes(trend_points, trends):
+        show.line(note_text)
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns a row for each kernel: the number of cases in each state, and the worst last step of all cases."""
+    """Returns one row per kernel: the number of cases in each state, and the worst of the latest time changes."""
     from rooflab.bench.report.sources import grouped
 
     table = []
     for (op, kernel), group in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
-        states = Counter(row["state"] for row in group)
-        stepped = [row for row in group if row["last_step"]]
-        worst_row = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
+        state_counts = Counter(row["state"] for row in group)
+        stepped_rows = [row for row in group if row["last_step"]]
+        worst_row = max(stepped_rows, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
         table.append(
             {
                 "op": op,
                 "kernel": kernel,
                 "cases": len(group),
                 "points": sum(row["points"] for row in group),
-                "states": ", ".join(f"{count} {state}" for state, count in states.items()),
+                "states": ", ".join(f"{count} {state}" for state, count in state_counts.items()),
                 "worst_last_step": f"{worst_row['last_step']}, {worst_row['case']}" if worst_row else "",
             }
         )
@@ -122,7 +122,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Makes a row for the table.  The last step is in percent; machine, setting and timer become one text."""
+    """Makes a table row.  The latest time change is in percent.  Machine, setting and timer become one text."""
     step = row["last_step"]
     setup_text = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -157,7 +157,7 @@ def bytes_(
     folder = out or result_folder()
     writer = RunWriter(folder, records[0].run_id)
     writer.write(*records)
-    rows = [{"kernel": item.kernel, **item.metrics} for item in records]
+    rows = [{"kernel": record.kernel, **record.metrics} for record in records]
     picture = draw_levels(records, folder)
     show.result({"figure": picture, "numbers": writer.path, "kernels": rows})
     table = [_megabytes(row) for row in rows]
@@ -169,6 +169,6 @@ def _megabytes(row: Row) -> dict[str, Json]:
     """Returns a short row that fits into a terminal: for each memory level, the total megabytes read and written."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
-        byte_counts = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
+        byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{level}_{access}_bytes") in row]
         megabytes[f"{level}_mb"] = sum(byte_counts) / 1e6 if byte_counts else None
     return megabytes | {"launches": int(row["launches"])}

@@ -74,26 +74,26 @@ def serve(
     key = os.environ.get("ROOFLAB_API_KEY")
     if api_key and not key:
         raise ValueError("api_key: expected the key in $ROOFLAB_API_KEY, which is not set")
-    options = {
+    engine_options = {
         "model": model, "dummy": dummy, "dtype": dtype, "device": device, "swap": parse_swaps(swap or []),
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
         "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
         **asdict(drafts),
     }  # fmt: skip
-    limits = Limits(
+    server_limits = Limits(
         max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None, tuple(allow_origin or ()),
         max_head_bytes, receive_s, keep_alive_s,
     )  # fmt: skip
-    common: dict[str, Json] = {
-        "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
+    common_options: dict[str, Json] = {
+        "host": host, "port": port, "name": name, "limits": server_limits, "threads": threads, "drain_s": drain_s,
         "say": show.line,
     }  # fmt: skip
     show.line(f"loading {model}")
     if replicas is not None:
-        _replicas(options, replicas, max_replicas, ray, otlp_endpoint, common)
+        _replicas(engine_options, replicas, max_replicas, ray, otlp_endpoint, common_options)
         return
     try:
-        uvloop.run(run(options, otlp_endpoint=otlp_endpoint, **common))
+        uvloop.run(run(engine_options, otlp_endpoint=otlp_endpoint, **common_options))
     except EngineDied as died:
         show.error(f"rooflab: {died}")
         raise typer.Exit(ExitStatus.INCORRECT) from died

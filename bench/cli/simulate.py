@@ -11,7 +11,7 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
-from rooflab.bench.cli.load import WAITS, draw, laws, name_of
+from rooflab.bench.cli.load import WAIT_COLUMNS, draw, laws, name_of
 
 if TYPE_CHECKING:
     from rooflab.bench.latency.step_model import KernelTimes, StepModel
@@ -31,8 +31,8 @@ class PublishedTimes:
     bounds: Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")] = False
 
     def kernels(self, gpus: int, lengths: option.TokenSpans | None = None) -> KernelTimes:
-        """Returns the published kernel times.  Raises `ValueError` on an unknown name, on a wrong number, and if the
-        token lengths in `lengths` exceed the model's longest context."""
+        """Returns the kernel times that others published.  Raises `ValueError` on an unknown name or an invalid number,
+        and if the token lengths in `lengths` exceed the model's longest context."""
         from rooflab.bench.latency.step_model import KernelTimes
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve
@@ -40,10 +40,10 @@ class PublishedTimes:
         arch = get_architecture(self.model)
         device, note = resolve(self.gpu)
         show.note(note)
-        longest = sum(max_tokens for _, max_tokens in lengths.spans) if lengths else 0
-        if longest > arch.max_position:
+        longest_tokens = sum(max_tokens for _, max_tokens in lengths.spans) if lengths else 0
+        if longest_tokens > arch.max_position:
             max_tokens = f"{arch.max_position} tokens ({arch.name})"
-            raise ValueError(f"input_len: expected with output_len at most {max_tokens}, got {longest}")
+            raise ValueError(f"input_len: expected with output_len at most {max_tokens}, got {longest_tokens}")
         return KernelTimes(arch, device, self.dtype, self.kv_dtype, gpus, self.host_ms, bounds=self.bounds)
 
 
@@ -71,7 +71,7 @@ def simulate(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Run the engine's scheduler in simulated time, and show TTFT, ITL and throughput of a load.  The step times are
+    """Run the engine's scheduler in simulated time, and show TTFT, ITL and throughput of a load.  Step times come from
     published kernel times, lower bounds, or measured steps.  No model runs, and no GPU is needed."""
     from rooflab.bench.latency import clock, step_model
     from rooflab.bench.load.data import Data
@@ -93,22 +93,22 @@ def simulate(
         settings = settings if num_kv_blocks else settings.fitting(kernels)
     if against and sweep:
         raise ValueError("against: expected one rate, and no --sweep")
-    measured = load_trace(against) if against else None
+    measured_trace = load_trace(against) if against else None
     plan = Plan(
         concurrency=concurrency or 1, num_prompts=num_prompts, data=Data(data, *lengths.spans), model=published.model
     )
-    plans = [replace(plan, arrivals=law, seed=seed + n) for n, law in enumerate(laws(rate, sweep, concurrency))]
+    plans = [replace(plan, arrivals=run_law, seed=seed + n) for n, run_law in enumerate(laws(rate, sweep, concurrency))]
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):
             traces.append(clock.simulate(model, plan, settings, delay_s))
         rows.append({"rate": name_of(plan), **summarize(traces[-1])})
-    compared = clock.compared(traces[0], measured) if measured else []
-    show.result({"basis": model.basis, "rows": rows, "compared": compared})
-    columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
+    comparison_rows = clock.compared(traces[0], measured_trace) if measured_trace else []
+    show.result({"basis": model.basis, "rows": rows, "compared": comparison_rows})
+    columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAIT_COLUMNS[1:])
     show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {model.basis}")
-    if compared:
-        show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
+    if comparison_rows:
+        show.table(comparison_rows, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
     if out:
         for plan, trace in zip(plans, traces, strict=True):
             trace.save(trace_file(out, name_of(plan) if len(plans) > 1 else ""))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rooflab.bench.latency.ledger import Ledger
     from rooflab.bench.latency.whatif import PhaseChange
     from rooflab.engine.llm import LLM
-    from rooflab.roofline.steps import Kind
+    from rooflab.roofline.steps import StepKind
 
-KINDS: tuple[Kind, Kind] = ("prefill", "decode")
+STEP_KINDS: tuple[StepKind, StepKind] = ("prefill", "decode")
 SPARE_TOKENS = 160
 """The number of tokens that a sequence may get beyond its context."""
 
@@ -62,11 +62,11 @@ class StepOptions:
                 **options,
             )
 
-    def sequences(self, kind: Kind) -> int:
+    def sequences(self, kind: StepKind) -> int:
         """Returns the number of sequences in a step: `batch`, or 1 for a prefill, which takes one prompt."""
         return 1 if kind == "prefill" else self.batch
 
-    def ledger(self, kind: Kind, llm: LLM | None) -> Ledger:
+    def ledger(self, kind: StepKind, llm: LLM | None) -> Ledger:
         """Returns a step's time by op: measured on `llm`, or calculated from published times if `llm` is None."""
         from rooflab.bench.latency.ledger import from_kernels, measured
 
@@ -87,22 +87,22 @@ def ledger(
     enforce_eager: option.Eager = False,
     json: option.Json = False,
 ) -> None:
-    """Split the time of an engine step by op: shape, cost, bound, time and share, the host's time, and the residual.
+    """Split an engine step's time by op: shape, cost, bound, time and share; then the host's time and the rest.
 
     The times are measured on this machine.  With --gpu they come from published kernel times."""
     from rooflab.bench.latency.latency_records import ledger_record
 
-    kind: Kind = "prefill" if prefill else "decode"
-    step = replace(step, batch=step.sequences(kind))
+    step_kind: StepKind = "prefill" if prefill else "decode"
+    step = replace(step, batch=step.sequences(step_kind))
     if step.gpu and swap:
         raise ValueError("swap: expected no --gpu with it, whose kernels are others'")
     llm = None if step.gpu else step.engine(swap=parse_swaps(swap or []), enforce_eager=enforce_eager)
-    ops = step.ledger(kind, llm)
+    ops = step.ledger(step_kind, llm)
     if step.out:
         show.note(f"record: {ledger_record(ops, step.out)}")
     rows = ops.table()
     show.result({**{name: getattr(ops, name) for name in ("step_ms", "itl_ms", "residual", "noise")}, "rows": rows})
-    title = f"{ops.model} in {ops.dtype} on {ops.device}: {kind} of {step.batch} x {step.context} tokens"
+    title = f"{ops.model} in {ops.dtype} on {ops.device}: {step_kind} of {step.batch} x {step.context} tokens"
     show.table(rows, rows[0], title, filled=True)
     if ops.noise:
         show.line(f"NOISY: {ops.noise}", "yellow")
@@ -118,27 +118,27 @@ def whatif(
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
     json: option.Json = False,
 ) -> None:
-    """Predict how another kernel changes TTFT and ITL.  With --swap, also measure the change with an existing kernel.
+    """Predict how another kernel would change TTFT and ITL.  With --swap, also run an existing kernel and measure.
 
-    TTFT is the time of a step with one prompt of --context tokens.  ITL is the time of a decode step with --batch such
-    sequences.  Both are without CUDA graphs."""
+    TTFT is the time of a step with one prompt of --context tokens.  ITL is the time of a decode step with --batch
+    sequences of --context tokens.  Both are without CUDA graphs."""
     from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
-    from rooflab.engine.choose.model_shapes import FUSED, OPS
+    from rooflab.engine.choose.model_shapes import FUSED_OP, MODEL_OPS
 
-    factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
-    if (not factors and not swaps) or (step.gpu and swaps):
+    time_factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
+    if (not time_factors and not swaps) or (step.gpu and swaps):
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    ops = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
-    for op in () if step.gpu else {*factors, *swaps} - {*ops}:
+    ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", "gemm_w8a16")
+    for op in () if step.gpu else {*time_factors, *swaps} - {*ops}:
         raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
     # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
-    ledgers = [step.ledger(kind, llm) for kind in KINDS if factors]
-    changes = [change for steps in ledgers for change in scale(steps, factors)]
-    if missing := factors.keys() - {change.op for change in changes}:
+    ledgers = [step.ledger(step_kind, llm) for step_kind in STEP_KINDS if time_factors]
+    changes = [change for steps in ledgers for change in scale(steps, time_factors)]
+    if missing_ops := time_factors.keys() - {change.op for change in changes}:
         used_ops = sorted({row.op for steps in ledgers for row in steps.rows})
-        raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing))}")
+        raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing_ops))}")
     if llm is not None:
         changes += [change for op, name in swaps.items() for change in _swapped(step, llm, op, name)]
     if step.out:
@@ -159,9 +159,9 @@ def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChang
     from rooflab.kernels.registry import get_kernel
 
     kernel = get_kernel(op, name)
-    current = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in KINDS}
-    kinds = [kind for kind in KINDS if current[kind] not in (kernel, None)]
-    same_note = f"swap: the engine runs {op}={name} already" if kernel in current.values() else ""
+    current_kernels = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in STEP_KINDS}
+    kinds = [kind for kind in STEP_KINDS if current_kernels[kind] not in (kernel, None)]
+    same_note = f"swap: the engine runs {op}={name} already" if kernel in current_kernels.values() else ""
     if not kinds:
         raise ValueError(same_note or f"swap: expected an op of {llm.arch.name}, got {op!r}")
     show.note(same_note and f"{same_note}, but for steps of {kinds[0]}")
@@ -178,7 +178,7 @@ def capture(
 ) -> None:
     """Run a Python program (after --), and store the shapes of its ops, weighted by time, as a suite of input cases.
 
-    rooflab capture --suite mine.json -- python app.py; then rooflab bench --suite mine.json, or ab or tune."""
+    First: rooflab capture --suite mine.json -- python app.py.  Then: rooflab bench --suite mine.json (or ab, tune)."""
     import json
 
     from rooflab.bench.latency.captured_suite import run_program
@@ -186,17 +186,17 @@ def capture(
 
     if suite.suffix != ".json":
         raise ValueError(f"suite: expected a file called .json, got {str(suite)!r}")
-    captured = run_program(context.args)
-    content = captured.suite(" ".join(context.args))
-    if not content["ops"]:
+    captured_run = run_program(context.args)
+    suite_content = captured_run.suite(" ".join(context.args))
+    if not suite_content["ops"]:
         raise ValueError("program: expected calls of what our ops compute, as in torch's products, got none")
-    write_whole(suite, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(suite, json.dumps(suite_content, indent=1, allow_nan=False) + "\n")
     rows = []
-    for op, cases in content["ops"].items():
-        calls, share = (sum(case[name] for case in cases) for name in ("calls", "share"))
-        rows.append({"op": op, "cases": len(cases), "calls": calls, "share": share})
+    for op, cases in suite_content["ops"].items():
+        call_count, time_share = (sum(case[name] for case in cases) for name in ("calls", "share"))
+        rows.append({"op": op, "cases": len(cases), "calls": call_count, "share": time_share})
     show.table(sorted(rows, key=lambda row: -row["share"]), ("op", "cases", "calls", "share"))
-    show.line(f"{captured.explained:.0%} of {captured.model.total_s:.3g} s in operators are in {suite}")
+    show.line(f"{captured_run.explained:.0%} of {captured_run.model.total_s:.3g} s in operators are in {suite}")
 
 
 def _factors(texts: list[str]) -> dict[str, float]:

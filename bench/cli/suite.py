@@ -51,19 +51,19 @@ def suite(
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import SuiteSettings, run_suite
 
-    entries = make_plan(only or (), more or (), trust and trust.resolve())
+    plan_entries = make_plan(only or (), more or (), trust and trust.resolve())
     if plan:
-        show.result([entry.to_json() for entry in entries])
-        rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in entries]
+        show.result([entry.to_json() for entry in plan_entries])
+        rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in plan_entries]
         show.table(rows, ("entry", "value", "cost_s", "why"))
-        show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
+        show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in plan_entries):.0f} s on a GPU")
         return
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    with terminated_as_exception(), show.progress("suite", len(entries)) as advance:
-        run_suite(entries, settings, show.note, advance)
+    with terminated_as_exception(), show.progress("suite", len(plan_entries)) as advance:
+        run_suite(plan_entries, settings, show.note, advance)
     results = state.read_summary(settings.out)
     _show(results)
     show.line(f"records, figures and summary: {settings.out}")
@@ -88,8 +88,8 @@ def _show(results: dict[str, Json]) -> None:
     if results["stopped"]:
         show.line(results["stopped"], "red")
     counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in results["counts"].items())
-    bars = ", ".join(f"{count} {status.lower()}" for status, count in results["bars"].items())
-    show.line(f"{results['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{results['seconds']:.0f} s")
+    bars_text = ", ".join(f"{count} {status.lower()}" for status, count in results["bars"].items())
+    show.line(f"{results['device']}: {counts}; {f'bars: {bars_text}; ' if bars_text else ''}{results['seconds']:.0f} s")
 
 
 @app.command()
@@ -117,7 +117,7 @@ def tune(
     Exit status 11: a measured config gives wrong results.  A dry run checks only the config that it would choose."""
     from rooflab.bench.core import read, result_folder
     from rooflab.bench.tune.choose import write_choices
-    from rooflab.bench.tune.tune import COLUMNS, tune_op
+    from rooflab.bench.tune.tune import TABLE_COLUMNS, tune_op
 
     if choose and dry_run:
         raise ValueError("choose: expected measured times, and a dry run has none")
@@ -147,7 +147,7 @@ def tune(
     )
     choice_files = write_choices(report.records) if choose else []
     show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": choice_files})
-    show.table(report.rows, COLUMNS)
+    show.table(report.rows, TABLE_COLUMNS)
     if report.stopped:
         show.line(report.stopped, "yellow")
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")

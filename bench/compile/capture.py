@@ -94,10 +94,10 @@ def driven_by(driver: FakeDriver) -> Iterator[None]:
 
 def check_internals() -> None:
     """Raises `RuntimeError` if this version of Triton lacks an internal function that this file replaces."""
-    code = getattr(JITFunction.run, "__code__", None)
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
-    tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
-    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(names) or not tuner:
+    run_code = getattr(JITFunction.run, "__code__", None)
+    names = run_code.co_varnames[: run_code.co_argcount + run_code.co_kwonlyargcount] if run_code else ()
+    has_tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
+    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(names) or not has_tuner:
         raise RuntimeError(
             "triton: expected driver.set_active, Autotuner.prune_configs and JITFunction.run(..., grid, warmup), "
             f"as in 3.6 and 3.7, and {triton.__version__} has not got them"
@@ -106,16 +106,16 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Inside `with`, a Triton launch only compiles for `sm`.  `launches` gets each launch that has a non-empty grid."""
+    """In a `with` block, a Triton launch only compiles for `sm`.  `launches` gets each launch with a non-empty grid."""
     check_internals()
-    run, tune = JITFunction.run, Autotuner.run
-    unsaid: set[str] = set()
+    original_run, original_tune = JITFunction.run, Autotuner.run
+    defaults: set[str] = set()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        options = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
+        options = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in defaults}
         with redirect_stdout(StringIO()) as log, triton.knobs.nvidia.scope():
             triton.knobs.nvidia.dump_ptxas_log = True
-            kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+            kernel = original_run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         if 0 not in grid:  # Triton's launcher skips an empty grid
@@ -125,15 +125,15 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Compiles each config that the autotuner would try, without timing any config."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        for number, config in enumerate(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs):
+        for config_index, config in enumerate(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs):
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             # `triton.Config` always has a `num_stages`; its default value was not requested.
-            unsaid.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
+            defaults.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
             first_index = len(launches)
             kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
-            launches[first_index:] = [replace(launch, tried=number) for launch in launches[first_index:]]
-            unsaid.clear()
+            launches[first_index:] = [replace(launch, tried=config_index) for launch in launches[first_index:]]
+            defaults.clear()
         self.nargs = None
         return kernel
 
@@ -142,15 +142,15 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
     try:
         yield
     finally:
-        JITFunction.run, Autotuner.run = run, tune
+        JITFunction.run, Autotuner.run = original_run, original_tune
 
 
 def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], log: str) -> Launch:
-    gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
-    scalars = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
+    is_gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
+    scalar_options = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
     return Launch(
         name=kernel.metadata.name,
-        backend="gluon" if gluon else "triton",
+        backend="gluon" if is_gluon else "triton",
         target=_target(kernel),
         grid=grid,
         num_warps=_num_warps(kernel),
@@ -162,7 +162,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         ctas=int(kernel.metadata.num_ctas) * math.prod(grid),
         # The IR before any pass: the pass for sm_80 already replaces tensor descriptors with pointers.
         ir=str(kernel.asm["source"]),
-        asked=scalars,
+        asked=scalar_options,
         source_hash=kernel.hash,
         compiled=kernel,
         log=lambda: log or ptxas_log(kernel),  # a kernel from Triton's cache has no log
@@ -184,26 +184,26 @@ def ptxas_log(kernel: Any) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-        command = [str(tool), "-v", f"--gpu-name={_target(kernel)}", str(source), "-o", f"{folder}/kernel.cubin"]
+        ptxas_path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        command = [str(ptxas_path), "-v", f"--gpu-name={_target(kernel)}", str(source), "-o", f"{folder}/kernel.cubin"]
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr
 
 
-_STAGES = re.compile(r"-DSTAGES=(\d+)")
+_STAGES_OPTION = re.compile(r"-DSTAGES=(\d+)")
 """The option that gives Rooflab's CUDA C++ kernels the number of slots of the ring in shared memory."""
 _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 
 
 @contextmanager
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
-    """Inside `with`, a launch of a `CudaKernel` only compiles for `arch`, and is appended to `launches`.
+    """In a `with` block, a launch of a `CudaKernel` only compiles for `arch`, and is appended to `launches`.
 
     The function changes the class `CudaKernel` itself.  So it also covers modules that have imported `load` directly.
     """
     from rooflab.kernels import _cuda
 
-    owner: Any = _cuda.CudaKernel
-    call = owner.__call__
+    kernel_class: Any = _cuda.CudaKernel
+    original_call = kernel_class.__call__
 
     def compile_only(
         self: Any, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
@@ -212,11 +212,11 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
             _cuda._value(index, argument)  # raises where a launch would refuse it
         launches.append(_cuda_launch(_cuda, self, arch, tuple(grid), tuple(block), shared_bytes))
 
-    owner.__call__ = compile_only
+    kernel_class.__call__ = compile_only
     try:
         yield
     finally:
-        owner.__call__ = call
+        kernel_class.__call__ = original_call
 
 
 def _cuda_launch(
@@ -230,7 +230,7 @@ def _cuda_launch(
         target=arch,
         grid=tuple(int(size) for size in grid),
         num_warps=-(-threads // 32),
-        num_stages=next((int(match[1]) for option in kernel.options if (match := _STAGES.fullmatch(option))), 0),
+        num_stages=next((int(match[1]) for option in kernel.options if (match := _STAGES_OPTION.fullmatch(option))), 0),
         cubin=cuda.compile_cubin(kernel.source, arch=arch, options=kernel.options),
         ptx="",
         shared_bytes=int(shared_bytes),

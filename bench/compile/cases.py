@@ -19,14 +19,14 @@ from rooflab.roofline.occupancy import (
     MAX_REGISTERS_PER_THREAD,
     MAX_THREADS_PER_CTA,
     SHARED_RESERVED,
-    WARP,
+    WARP_THREADS,
     limits_of,
     occupancy,
 )
 
-COMPILED = ("triton", "gluon", "cuda")
+COMPILED_BACKENDS = ("triton", "gluon", "cuda")
 """The backends whose kernels have compiled code that Rooflab or the user wrote."""
-SUITES = ("llama3_8b",)
+STATIC_SUITES = ("llama3_8b",)
 
 
 class KernelCase(NamedTuple):
@@ -48,7 +48,7 @@ class KernelCase(NamedTuple):
 
     @property
     def is_launcher(self) -> bool:
-        """Whether the kernel is an unregistered launcher, a user's function.  Then `op` is the name of its file."""
+        """Whether this is a user's function that launches kernels, not a registered kernel.  `op` is then its file."""
         return self.op.endswith(".py")
 
     @property
@@ -76,14 +76,14 @@ class Query:
     op: str | None = None
     kernels: Sequence[str] = ()
     """Names of kernels, or files that register kernels; empty means all kernels."""
-    suites: Sequence[str] = SUITES
+    suites: Sequence[str] = STATIC_SUITES
     cases: Sequence[str] = ()
     schemes: Sequence[str] = ()
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """Returns, for each kernel and dtype scheme, the input case with the most work.  Only cases of `suites` that
-        the kernel supports count.  With `every_case` or `cases`, returns all supported cases of `suites` or of `cases`.
+        """Returns one input case for each kernel and dtype scheme: the largest case of `suites` that the kernel
+        supports. With `every_case` or `cases`, returns all supported cases of `suites` or of `cases`.
 
         If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
@@ -94,7 +94,7 @@ class Query:
             if not self.cases and suite not in (*suites, *DEFAULT_SUITES):
                 raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite!r}")
         schemes = [get_scheme(name) for name in self.schemes]
-        selected = []
+        selected_cases = []
         for kernel, file in kernels:
             spec = registry.get_op(kernel.op)
             cases = [spec.check_case(Case.parse(text)) for text in self.cases]
@@ -103,27 +103,26 @@ class Query:
                 if scheme.name in spec.schemes:
                     supported_cases = _taken(kernel, spec, cases, scheme)
                     kept_cases = supported_cases if self.every_case or self.cases else supported_cases[-1:]
-                    selected += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in kept_cases]
-        return selected
+                    selected_cases += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in kept_cases]
+        return selected_cases
 
 
 def can_keep(kernel: Kernel) -> bool:
-    """Whether a kernel's compiled code depends only on Rooflab's sources and on package versions.
+    """Whether a cache can keep a kernel's compiled code, because it depends only on Rooflab and package versions.
 
-    For CUDA C++ this is false: its compiler may come from a toolkit outside the packages, which can change unnoticed.
-    """
+    For CUDA C++ this is false.  Its compiler may come from a toolkit outside the packages that changes unnoticed."""
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
     """Returns the input cases that the kernel supports, sorted by work, the smallest first."""
-    costed = []
+    costed_cases = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs) is None:
             cost = spec.cost_of(inputs)
-            costed.append((cost.flops + cost.bytes, case))
-    return [case for _, case in sorted(costed, key=lambda entry: entry[0])]
+            costed_cases.append((cost.flops + cost.bytes, case))
+    return [case for _, case in sorted(costed_cases, key=lambda entry: entry[0])]
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
@@ -132,7 +131,9 @@ def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | 
     for kernel, file in chosen if names else ():
         if file is None:
             check_backend(kernel)
-    compiled = [(kernel, file) for kernel, file in chosen if has_code(kernel) or (names and kernel.backend in COMPILED)]
+    compiled = [
+        (kernel, file) for kernel, file in chosen if has_code(kernel) or (names and kernel.backend in COMPILED_BACKENDS)
+    ]
     if names and not compiled:
         raise ValueError(f"kernel: {', '.join(names)} registers none with compiled code")
     return compiled
@@ -145,8 +146,8 @@ def has_code(kernel: Kernel) -> bool:
 
 def check_backend(kernel: Kernel) -> None:
     """Raises `ValueError` if the kernel's backend has no compiled code."""
-    if kernel.backend not in COMPILED:
-        backends = " or ".join(COMPILED)
+    if kernel.backend not in COMPILED_BACKENDS:
+        backends = " or ".join(COMPILED_BACKENDS)
         raise ValueError(f"kernel: expected one in {backends}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
@@ -166,20 +167,20 @@ def device_for(gpu: str | None = None) -> Device:
 def properties() -> dict[str, int]:
     """Returns the H100 properties that Triton launchers read from the driver."""
     device = device_for()
-    limits = limits_of(device)
+    gpu_limits = limits_of(device)
     return {
         "multiprocessor_count": device.sms,
-        "max_shared_mem": limits.shared_bytes - SHARED_RESERVED,
-        "shared_mem_per_sm": limits.shared_bytes,
-        "max_num_regs": limits.registers,
-        "warpSize": WARP,
+        "max_shared_mem": gpu_limits.shared_bytes - SHARED_RESERVED,
+        "shared_mem_per_sm": gpu_limits.shared_bytes,
+        "max_num_regs": gpu_limits.registers,
+        "warpSize": WARP_THREADS,
         "max_threads_per_block": MAX_THREADS_PER_CTA,
-        "max_threads_per_sm": limits.warps * WARP,
+        "max_threads_per_sm": gpu_limits.warps * WARP_THREADS,
     }
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers` None means the maximum number."""
+    """Returns how many CTAs an H100 runs at once, at least one per SM.  If `registers` is None, assumes the maximum."""
     device = device_for()
-    occupied = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
-    return device.sms * max(1, occupied.ctas_per_sm)
+    cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
+    return device.sms * max(1, cta_occupancy.ctas_per_sm)

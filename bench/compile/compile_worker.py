@@ -1,4 +1,4 @@
-"""Runs in a child process, where it compiles kernels and reads the compiled code with Triton's bundled tools.
+"""Compiles kernels in a child process, and reads the compiled code with Triton's bundled tools.
 
 `static.py` starts this process without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
 """
@@ -57,7 +57,7 @@ def launches_of(
 ) -> list[Launch]:
     """Compiles everything that `kernel` launches for an input case.  `config` replaces the kernel's own config.
 
-    Raises `CaseRefused` if the kernel does not support the case, and every exception of the launcher or compiler."""
+    Raises `CaseRefused` if the kernel does not support the case.  Also raises every error of launcher and compiler."""
     spec = registry.get_op(kernel.op)
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
     refusal = kernel.why_not_args(inputs)
@@ -70,8 +70,8 @@ def launches_of(
     if reason:
         raise CaseRefused(reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
-    on_gpu = {name: _to_meta(value) for name, value in inputs.items()}
-    arguments = Rotation.arguments(kernel, spec, on_gpu, config)
+    meta_inputs = {name: _to_meta(value) for name, value in inputs.items()}
+    arguments = Rotation.arguments(kernel, spec, meta_inputs, config)
     launches: list[Launch] = []
     with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches):
         kernel.fn(**arguments)
@@ -82,32 +82,32 @@ def _to_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-_card.pretended = partial(pretended_card, "meta")
-_AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir", "tried")
+_card.make_fake_gpu = partial(pretended_card, "meta")
+_LAUNCH_FIELDS = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir", "tried")
 
 
 def describe(launches: Sequence[Launch]) -> list[Answer]:
     """Returns the fields of `static.CompiledInfo` for each pair of kernel and grid in `launches`."""
-    counts = Counter(launch.key for launch in launches)
-    return [_fields(launch, counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
+    launch_counts = Counter(launch.key for launch in launches)
+    return [_fields(launch, launch_counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
 
 
 def _fields(launch: Launch, launches: int) -> Answer:
     code = read_cubin(launch.cubin, launch.name)
-    opcodes = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
-    wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
-    return {name: getattr(launch, name) for name in _AS_LAUNCHED} | {
+    opcode_counts = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
+    has_wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcode_counts)
+    return {name: getattr(launch, name) for name in _LAUNCH_FIELDS} | {
         "launches": launches,
         "threads": launch.threads or _threads(launch),
         "registers": code.registers,
         "stack_bytes": code.stack_bytes,
         # Triton's figure is the total; a CUDA launch's figure adds to what its code declares.
         "shared_bytes": launch.shared_bytes + (code.static_shared_bytes if launch.backend == "cuda" else 0),
-        "opcodes": opcodes,
+        "opcodes": opcode_counts,
         "sass": code.sass,
         "asked": dict(launch.asked),
         "indirect": [[address, list(targets)] for address, targets in code.indirect.items()],
-        "warnings": _warnings(launch.log()) if wgmma else [],
+        "warnings": _warnings(launch.log()) if has_wgmma else [],
         "code_hash": code_hash(launch.cubin),
     }
 
@@ -124,7 +124,7 @@ def _threads(launch: Launch) -> int:
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to compile by `{"kernels": [...]}`, with one entry for each launched kernel and grid."""
+    """Answers a request to compile with `{"kernels": [...]}`.  Each launched kernel and grid has one entry."""
     launches = _launcher(request) if request["op"].endswith(".py") else _registered(request)
     if not launches:
         name = f"{request['op']}/{request['kernel']}"
@@ -148,7 +148,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """Returns the launches of an unregistered launcher.  Its input tensors have values, because it may read them."""
+    """Returns the launches of an unregistered launcher.  The launcher gets tensors with values, and may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
@@ -158,15 +158,15 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to select by `{"selected": [...]}`, the kernels and cases that `cases.Query` selects here."""
+    """Answers a request to select kernels and cases with `{"selected": [...]}`.  The request has a `cases.Query`."""
     file_of = _own(request)
     if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
-    items = []
+    cases = []
     for item in Query(**request["query"]).select(file_of):
         kernel = item.registered
-        items.append(item.to_json() | {"kept": can_keep(kernel), "part": file_of[kernel.id] if file_of else item.op})
-    return {"selected": items}
+        cases.append(item.to_json() | {"kept": can_keep(kernel), "part": file_of[kernel.id] if file_of else item.op})
+    return {"selected": cases}
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
@@ -177,22 +177,22 @@ def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of `static.py`; after a failure by `{"error": text, "where": place, "refused": bool}`."""
+    """Answers a request of `static.py`.  After a failure: `{"error": text, "where": place, "refused": bool}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
         error_frame = traceback.extract_tb(error.__traceback__)[-1]
-        refused = isinstance(error, CaseRefused)
-        text = str(error) if refused else f"{type(error).__name__}: {error}".strip()
+        was_refused = isinstance(error, CaseRefused)
+        error_text = str(error) if was_refused else f"{type(error).__name__}: {error}".strip()
         error_place = f"{Path(error_frame.filename).name}:{error_frame.lineno} in {error_frame.name}"
-        return {"error": text, "where": "" if refused else error_place, "refused": refused}
+        return {"error": error_text, "where": "" if was_refused else error_place, "refused": was_refused}
 
 
 TOOL_TIMEOUT_S = 120.0
-_RESERVED = 1024
+_RESERVED_BYTES = 1024
 """The bytes of a CTA's shared memory that the driver keeps for itself."""
 _LABEL = re.compile(r"`\(([^)]+)\)")
-_RESOURCES = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
+_RESOURCE_PATTERN = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -218,21 +218,21 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        listing, usage = (_run_tool("cuobjdump", option, str(path)) for option in ("-lelf", "-res-usage"))
+        listing, usage = (_run_tool("cuobjdump", flag, str(path)) for flag in ("-lelf", "-res-usage"))
         functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
-    resources = dict(_RESOURCES.findall(usage))
-    if name not in resources or name not in functions:
-        raise ValueError(f"kernel: expected one of {', '.join(resources) or 'none'} in the code, got {name!r}")
+    resource_lines = dict(_RESOURCE_PATTERN.findall(usage))
+    if name not in resource_lines or name not in functions:
+        raise ValueError(f"kernel: expected one of {', '.join(resource_lines) or 'none'} in the code, got {name!r}")
     target = re.search(r"\.(sm_\w+)\.cubin", listing)
-    figures = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resources[name])}
-    if target is None or set(figures) != {"REG", "STACK", "SHARED"}:
+    counts = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
+    if target is None or set(counts) != {"REG", "STACK", "SHARED"}:
         raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {listing!r} and {usage!r}")
-    shared = figures["SHARED"]
-    if int(re.sub(r"\D", "", target[1])) >= 90 and shared >= _RESERVED:
+    shared_bytes = counts["SHARED"]
+    if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _RESERVED_BYTES:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
-        shared -= _RESERVED
-    code = functions[name]
-    return Cubin(target[1], figures["REG"], figures["STACK"], shared, _text(code), dict(code.indirect))
+        shared_bytes -= _RESERVED_BYTES
+    function = functions[name]
+    return Cubin(target[1], counts["REG"], counts["STACK"], shared_bytes, _text(function), dict(function.indirect))
 
 
 def _text(code: sass.SassFunction) -> str:

@@ -1,4 +1,4 @@
-"""Prepares the two trees of a code comparison, a git revision and the working tree, each with its own processes."""
+"""Prepares two source trees for a code comparison, a git revision and the working tree, each with its own processes."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def own_side() -> CompiledTree:
 
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """Yields a git revision and the working tree.  Both are of the repository that has the kernels, such as Rooflab."""
+    """Yields the source trees of a git revision and of the working tree, in the repository that has the kernels."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
-        with revision_side(OWN_TREE, revision) as base:
-            yield base, own_side()
+        with revision_side(OWN_TREE, revision) as base_tree:
+            yield base_tree, own_side()
         return
-    with ExitStack() as stack:
-        tree = stack.enter_context(checked_out(repository, revision))
-        trees, labels = (tree.path, repository), (tree.label, "the working tree")
+    with ExitStack() as exit_stack:
+        tree = exit_stack.enter_context(checked_out(repository, revision))
+        tree_paths, labels = (tree.path, repository), (tree.label, "the working tree")
         code_trees = []
-        for path, label, paths in zip(trees, labels, files_in(trees, repository, files), strict=True):
+        for path, label, sources in zip(tree_paths, labels, files_in(tree_paths, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
-            stack.callback(pool.stop)
-            code_trees.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, paths)]}))
+            exit_stack.callback(pool.stop)
+            code_trees.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, sources)]}))
         yield code_trees[0], code_trees[1]

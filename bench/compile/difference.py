@@ -27,14 +27,14 @@ Verdict = Literal[
 FAILING_VERDICTS: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
 Identity = tuple[str, str, str, str]
 """The op, kernel, scheme and case that identify an item in both trees."""
-_PATHS = (*TENSOR_CORES, "none")
-_WORKS_NOW: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
+_TENSOR_PATHS = (*TENSOR_CORES, "none")
+_FIXED_VERDICTS: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
 """The verdicts if only the base does not compile: FIXED if the compilation fails, NOT COMPARED on a refusal."""
 
 
 @dataclass(frozen=True)
 class CodeChange:
-    """Compares one kernel between two source trees, for one input case and one dtype scheme."""
+    """Describes how a kernel's code differs between two source trees, for one input case and one dtype scheme."""
 
     op: str
     kernel: str
@@ -55,17 +55,17 @@ class CodeChange:
 
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
-    """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile; else 13 if a kernel no longer
-    exists or nothing was compared; else 0.  With `untouched` an empty comparison is fine: the changes affect no other
-    kernel."""
+    """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
+    kernel no longer exists or nothing was compared; otherwise 0.  `untouched` says that the source changes affect no
+    other kernel. Then an empty comparison gives 0."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
-    nothing = verdicts <= {"NOT COMPARED"} and not untouched
-    return ExitStatus.INVALID if "GONE" in verdicts or nothing else ExitStatus.DONE
+    compared_nothing = verdicts <= {"NOT COMPARED"} and not untouched
+    return ExitStatus.INVALID if "GONE" in verdicts or compared_nothing else ExitStatus.DONE
 
 
-_COUNTED: dict[Verdict, str] = {
+_VERDICT_WORDS: dict[Verdict, str] = {
     "SAME": "with the same code",
     "CHANGED": "changed",
     "NEW": "new",
@@ -80,8 +80,8 @@ _COUNTED: dict[Verdict, str] = {
 
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """Returns one line with the number of kernels for each verdict."""
-    counts = Counter(change.verdict for change in changes)
-    parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
+    verdict_counts = Counter(change.verdict for change in changes)
+    parts = ", ".join(f"{verdict_counts[verdict]} {words}" for verdict, words in _VERDICT_WORDS.items())
     status = exit_status(changes, untouched)
     line = f"compiled code against {base}: {'FAILS' if status else 'passes'} ({status}); "
     if untouched and not changes:
@@ -107,10 +107,10 @@ def changed(
 ) -> CodeChange:
     """Returns the verdict for a kernel that exists in both trees.  `note` is an extra sentence for the verdict."""
     if isinstance(now, CompileFailure):
-        also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
-        return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
+        also_texts = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
+        return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also_texts))
     if isinstance(before, CompileFailure):
-        return CodeChange(*identity, _WORKS_NOW[before.refused], (f"before: {before}",), (), tuple(now))
+        return CodeChange(*identity, _FIXED_VERDICTS[before.refused], (f"before: {before}",), (), tuple(now))
     notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
@@ -135,25 +135,25 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Returns pairs of launches: by kernel name if both sides have the same names, else in order.  The result is empty
-    if the numbers of launches differ; then the caller compares each side's best tensor cores and most spilled bytes."""
+    """Pairs the launches of two trees: by kernel name if both have the same names, else in order.  Returns [] if the
+    numbers of launches differ.  Then the caller compares each tree's best tensor cores and most spilled bytes."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
-        before, now = (sorted(side, key=lambda summary: summary.name) for side in (before, now))
+        before, now = (sorted(launches, key=lambda summary: summary.name) for launches in (before, now))
     return list(zip(before, now, strict=True))
 
 
 def _rank(summary: Summary) -> int:
-    return _PATHS.index(summary.tensor_path)
+    return _TENSOR_PATHS.index(summary.tensor_path)
 
 
 def _spills(was: Summary, is_: Summary) -> str:
-    accesses = f"{is_.spill_loads} LDL and {is_.spill_stores} STL"
-    return f"{is_.name}: {was.stack_bytes} -> {is_.stack_bytes} bytes of stack a thread ({accesses})"
+    spill_text = f"{is_.spill_loads} LDL and {is_.spill_stores} STL"
+    return f"{is_.name}: {was.stack_bytes} -> {is_.stack_bytes} bytes of stack a thread ({spill_text})"
 
 
-_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
+_SUMMARY_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
     ("registers", lambda s: s.registers),
     ("stack bytes", lambda s: s.stack_bytes),
     ("shared bytes", lambda s: s.shared_bytes),
@@ -174,26 +174,26 @@ _FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
 
 
 def _sentences(was: Summary, is_: Summary) -> list[str]:
-    figures = [(name, figure(was), figure(is_)) for name, figure in _FIGURES]
-    return [f"{name} {before} -> {now}" for name, before, now in figures if before != now]
+    figure_values = [(name, figure(was), figure(is_)) for name, figure in _SUMMARY_FIGURES]
+    return [f"{name} {before} -> {now}" for name, before, now in figure_values if before != now]
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Returns sentences: first on options that newly have no effect, then on options that have an effect again."""
+    """Returns sentences: first on options that have lost their effect, then on options that have an effect again."""
     failed_names = {option.name for summary in before for option in summary.options if not option.took_effect}
     failures = {option.name: option for summary in now for option in summary.options if not option.took_effect}
-    worse = [option.sentence for name, option in failures.items() if name not in failed_names]
+    losses = [option.sentence for name, option in failures.items() if name not in failed_names]
     working_names = {option.name for summary in now for option in summary.options if option.took_effect}
-    return worse + [f"{name} takes effect now" for name in sorted((failed_names - failures.keys()) & working_names)]
+    return losses + [f"{name} takes effect now" for name in sorted((failed_names - failures.keys()) & working_names)]
 
 
 def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
-    """Returns the text for a pull request: the verdict, and a table of all kernels with other verdicts than SAME."""
+    """Returns the text for a pull request: the verdict, and a table of all kernels without the verdict SAME."""
     shown_changes = [change for change in changes if change.verdict != "SAME"]
-    order = (*FAILING_VERDICTS, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
+    verdict_order = (*FAILING_VERDICTS, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     rows = []
-    for change in sorted(shown_changes, key=lambda change: order.index(change.verdict)):
+    for change in sorted(shown_changes, key=lambda change: verdict_order.index(change.verdict)):
         sentences_cell = Marked("<br>".join(map(markdown_cell, change.sentences)))
         kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
         rows.append((change.verdict, kernel, change.scheme, case, sentences_cell))
@@ -206,25 +206,25 @@ ItemPair = tuple[Item | None, Item | None]
 
 
 def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[ItemPair], bool]:
-    """Returns the selected pairs that the changes since `revision` affect, and whether other pairs are selected too."""
+    """Returns the selected kernels that changes since `revision` affect, and whether other kernels are selected too."""
     changed_paths, trees = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
-        parts = {*touched_ops(changed_paths, ops, users(trees, ops))}
-        if not parts:
+        touched_parts = {*touched_ops(changed_paths, ops, users(trees, ops))}
+        if not touched_parts:
             if query != Query():
                 query.select()  # refuses names that are not there
             return [], True
     all_pairs = matched(base, head, query)
     if head.within:
         files = {item["part"] for pair in all_pairs for item in pair if item}
-        parts = touched_files(changed_paths, files, trees, head.path)
-    touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in parts for item in pair)]
+        touched_parts = touched_files(changed_paths, files, trees, head.path)
+    touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in touched_parts for item in pair)]
     return touched_pairs, len(touched_pairs) < len(all_pairs)
 
 
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[ItemPair]:
-    """Pairs the items that the query selects in the two trees.  Raises `ValueError` without items, or on a failure."""
+    """Pairs the kernel cases that `query` selects in both trees.  Raises `ValueError` if none, or on a failure."""
     bases, heads = base.select(query), head.select(query)
     theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in heads}
     theirs |= {_id(item): item for item in heads}  # of several cases each is paired with itself
@@ -245,10 +245,10 @@ def compare_pairs(
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> list[CodeChange]:
-    """Compares pairs of items, and calls `done` after each compilation.  Sorts the result by op, kernel, scheme and
-    case.
+    """Compares the compiled code of each pair.  Calls `done` after each compilation.  Sorts the result by op, kernel,
+    scheme and case.
 
-    Raises `ValueError` if the process of a tree fails."""
+    Raises `ValueError` if no kernel of the base tree compiles."""
     base_results = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
     failures = [result for result in base_results.values() if isinstance(result, CompileFailure) and not result.refused]
     if failures and not any(isinstance(result, list) for result in base_results.values()):
@@ -260,7 +260,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the input case of `item`, or unchanged if the cases of the two trees have different keys."""
+    """Returns `other` with the input case of `item`; returns `other` unchanged if the two cases differ in keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

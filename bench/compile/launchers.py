@@ -1,4 +1,4 @@
-"""Handles unregistered kernel launchers of any project: `path.py::function`, with arguments by shapes and values."""
+"""Finds a kernel launcher of any project by `path.py::function`, and makes its arguments from shapes and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rooflab.reference.spec import Case, get_scheme, scalar
 from rooflab.roofline.names import values_by_name
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_TENSOR = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
+_TENSOR_PATTERN = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
 
 
 def function_of(text: str) -> Callable[..., Any]:
@@ -56,15 +56,15 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
 
     def shape(name: str, text: str) -> str:
         tensor = text if ":" in text else f"{text}:{dtype}"
-        if not _TENSOR.fullmatch(tensor):
+        if not _TENSOR_PATTERN.fullmatch(tensor):
             raise ValueError
         return tensor
 
-    expected = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
-    tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected, shape)
+    expected_text = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
+    tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected_text, shape)
     values = texts_of(arguments)
-    if twice := tensors.keys() & values.keys():
-        raise ValueError(f"argument: expected {twice.pop()} here or in --shape, got both")
+    if repeated_names := tensors.keys() & values.keys():
+        raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
     dtypes = {value.partition(":")[2] for value in tensors.values()}
     scheme = get_scheme(dtypes.pop() if len(dtypes) == 1 else dtype)
@@ -78,8 +78,8 @@ def texts_of(arguments: str) -> dict[str, str]:
         _value(value)
         return value
 
-    expected = "argument: expected name=value, each name once"
-    return values_by_name(filter(None, re.split(r",(?![^\[]*\])", arguments)), expected, read)
+    expected_text = "argument: expected name=value, each name once"
+    return values_by_name(filter(None, re.split(r",(?![^\[]*\])", arguments)), expected_text, read)
 
 
 def _value(text: str) -> Any:
@@ -95,7 +95,7 @@ def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
     """Returns the arguments of an input case: CPU tensors of normally distributed numbers, and the other values."""
     generator, inputs = torch.Generator().manual_seed(seed), dict[str, Any]()
     for name, value in case.items():
-        if not _TENSOR.fullmatch(value):
+        if not _TENSOR_PATTERN.fullmatch(value):
             inputs[name] = _value(value)
             continue
         sizes, _, dtype = value.partition(":")

@@ -1,7 +1,7 @@
 """Simulates the presence of an H100: CPU tensors report a CUDA device, and `torch.cuda` answers as on an H100.
 
 A kernel launcher asks for the device of its tensors, allocates outputs there, and asks the GPU for its SMs and streams.
-Questions that need a real GPU, such as measured times, raise an error with the name of the function.
+Functions that need a real GPU, such as time measurements, raise an error with the name of the function.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rooflab.bench.compile.cases import SM, device_for, properties
 
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
-_ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+_IDENTITY_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
-_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
+_DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
     torch.Tensor.is_cpu.__get__: lambda real: False,  # type: ignore[attr-defined]
@@ -42,11 +42,11 @@ class OnGpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)
-        if func in _ITSELF:
+        if func in _IDENTITY_METHODS:
             return args[0]
-        if func in _GETTERS:
+        if func in _DEVICE_GETTERS:
             with torch._C.DisableTorchFunction():
-                return _GETTERS[func](args[0].device)
+                return _DEVICE_GETTERS[func](args[0].device)
         if func is torch.Tensor.data_ptr:
             self.addressed[args[0].untyped_storage().data_ptr()] = args[0]
         if "device" in kwargs:
@@ -113,45 +113,45 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 @contextmanager
 def pretended_gpu() -> Iterator[OnGpu]:
     """Makes torch see a fake H100 inside a `with` block."""
-    card, limits = device_for(), properties()
+    h100, gpu_properties = device_for(), properties()
     device_properties = SimpleNamespace(
-        name=card.full_name,
+        name=h100.full_name,
         major=9,
         minor=0,
-        total_memory=int(card.hbm_bytes),
-        multi_processor_count=card.sms,
-        max_threads_per_multi_processor=limits["max_threads_per_sm"],
-        warp_size=limits["warpSize"],
-        L2_cache_size=card.l2_bytes,
-        regs_per_multiprocessor=limits["max_num_regs"],
+        total_memory=int(h100.hbm_bytes),
+        multi_processor_count=h100.sms,
+        max_threads_per_multi_processor=gpu_properties["max_threads_per_sm"],
+        warp_size=gpu_properties["warpSize"],
+        L2_cache_size=h100.l2_bytes,
+        regs_per_multiprocessor=gpu_properties["max_num_regs"],
         shared_memory_per_block=48 << 10,
-        shared_memory_per_multiprocessor=limits["shared_mem_per_sm"],
-        shared_memory_per_block_optin=limits["max_shared_mem"],
+        shared_memory_per_multiprocessor=gpu_properties["shared_mem_per_sm"],
+        shared_memory_per_block_optin=gpu_properties["max_shared_mem"],
     )
     stream = _Stream()
-    answers: dict[str, Any] = {
+    cuda_answers: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": device_properties,
+        "get_device_capability": (9, 0), "get_device_name": h100.full_name, "get_device_properties": device_properties,
         "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
         "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
     }  # fmt: skip
-    refused = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
-    instead: dict[str, Any] = {name: _refused(name) for name in refused}
-    instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
-    instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
+    refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
+    replacements: dict[str, Any] = {name: _refused(name) for name in refused_names}
+    replacements |= {name: (lambda *args, value=value, **kwargs: value) for name, value in cuda_answers.items()}
+    replacements |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    instead |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
+    replacements |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
     # A class, because annotations name it.
-    instead["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
+    replacements["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
     with (
-        patch.multiple(torch.cuda, create=True, **instead),
+        patch.multiple(torch.cuda, create=True, **replacements),
         patch.object(torch.version, "cuda", "12.8"),
         patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),
         patch.object(torch.accelerator, "device_index", _Guard),
-        OnGpu() as mode,
+        OnGpu() as gpu_mode,
     ):
-        yield mode
+        yield gpu_mode
 
 
 @contextmanager

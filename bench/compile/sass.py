@@ -38,22 +38,22 @@ TENSOR_CORES = ("wgmma", "mma")
 TMA_STORES = ("UTMASTG", "UTMAREDG")
 """TMA copies from shared memory to global memory."""
 _FAMILY_OF = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
-_WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+_BYTES_OF = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _DEFAULT_WIDTH = 4
-WARPGROUP = 4
+WARPGROUP_WARPS = 4
 """The number of warps that execute one wgmma together."""
 
-_FUNCTION = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
-_LABEL = re.compile(r"^([.$\w][\w.$@]*):\s*$")
-_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*(.*)$")
-_TARGETS = re.compile(r'BRANCH_TARGETS ([^"]*)"')
+_FUNCTION_HEADING = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
+_LABEL_LINE = re.compile(r"^([.$\w][\w.$@]*):\s*$")
+_INSTRUCTION_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*(.*)$")
+_BRANCH_TARGETS = re.compile(r'BRANCH_TARGETS ([^"]*)"')
 _REGISTER = re.compile(r"\b(U?R|U?P)(\d+)(\.64)?")
-_RESULT = re.compile(r"U?R(\d+|Z)\b|U?P(\d|T)\b")
-_PREDICATE = re.compile(r"U?P(\d|T)")
-_ADDRESS = re.compile(r"0x([0-9a-f]+)\s*$")
-_COMMIT = re.compile(r"gsb\d+$")
-_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
-_CONTROL = frozenset("BAR BRA BRX BSSY BSYNC CALL DEPBAR EXIT MEMBAR NOP RED RET WARPSYNC WARPGROUP YIELD".split())
+_RESULT_REGISTER = re.compile(r"U?R(\d+|Z)\b|U?P(\d|T)\b")
+_PREDICATE_NAME = re.compile(r"U?P(\d|T)")
+_BRANCH_ADDRESS = re.compile(r"0x([0-9a-f]+)\s*$")
+_COMMIT_OPERAND = re.compile(r"gsb\d+$")
+_TILE_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+_CONTROL_OPS = frozenset("BAR BRA BRX BSSY BSYNC CALL DEPBAR EXIT MEMBAR NOP RED RET WARPSYNC WARPGROUP YIELD".split())
 _MMA_SHAPES = {"884": (8, 8, 4), "1684": (16, 8, 4), "1688": (16, 8, 8), "16816": (16, 8, 16), "16832": (16, 8, 32)}
 _WARP_MMA = ("HMMA", "QMMA", "IMMA")
 
@@ -101,7 +101,7 @@ class SassInstruction:
     @property
     def target(self) -> int | None:
         """Returns the target address of a branch; None for other instructions."""
-        match = _ADDRESS.search(self.operands) if self.name == "BRA" else None
+        match = _BRANCH_ADDRESS.search(self.operands) if self.name == "BRA" else None
         return int(match[1], 16) if match else None
 
     @property
@@ -127,7 +127,7 @@ class SassInstruction:
     @property
     def commits(self) -> bool:
         """Whether this instruction closes a group of wgmma instructions.  Later code can wait for this group."""
-        return self.is_wgmma and bool(_COMMIT.search(self.operands))
+        return self.is_wgmma and bool(_COMMIT_OPERAND.search(self.operands))
 
     @property
     def groups_left(self) -> int | None:
@@ -145,7 +145,7 @@ class SassInstruction:
     def mma_shape(self) -> tuple[int, int, int] | None:
         """Returns the tile shape `(M, N, K)` of a tensor-core instruction; None for other instructions."""
         if self.is_wgmma:
-            sizes = next((match for modifier in self.modifiers if (match := _SHAPE.fullmatch(modifier))), None)
+            sizes = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
             return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
         if self.name in _WARP_MMA:
             return next((_MMA_SHAPES[modifier] for modifier in self.modifiers if modifier in _MMA_SHAPES), None)
@@ -173,15 +173,15 @@ class SassInstruction:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Returns the registers and predicates that the instruction reads; of a wide operand only the first two."""
+        """Returns the registers and predicates that the instruction reads; at most two registers of a wide operand."""
         return self._registers[1]
 
     @cached_property
     def _registers(self) -> tuple[frozenset[str], frozenset[str]]:
         count = 0
-        if self.name not in _CONTROL and _RESULT.match(self.operands):
+        if self.name not in _CONTROL_OPS and _RESULT_REGISTER.match(self.operands):
             # A carry or a second predicate stands beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
-            has_predicate = any(_PREDICATE.fullmatch(operand) for operand in self.arguments[:2])
+            has_predicate = any(_PREDICATE_NAME.fullmatch(operand) for operand in self.arguments[:2])
             count = 2 if has_predicate and len(self.arguments) > 1 else 1
         written_names = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
         read_names = (name for operand in (*self.arguments[count:], self.guard) for name in _names(operand, 1))
@@ -192,7 +192,7 @@ class SassInstruction:
         """Returns the number of 32-bit registers that hold the result."""
         shape = self.mma_shape
         if shape:
-            return shape[0] * shape[1] // (32 * (WARPGROUP if self.is_wgmma else 1))
+            return shape[0] * shape[1] // (32 * (WARPGROUP_WARPS if self.is_wgmma else 1))
         if "WIDE" in self.modifiers:
             return 2
         return max(1, self.bytes_per_thread // 4) if self.name.startswith("LD") else 1
@@ -200,9 +200,9 @@ class SassInstruction:
 
 def _names(operand: str, width: int) -> list[str]:
     return [
-        f"{kind}{int(number) + offset}"
-        for kind, number, is_64_bit in _REGISTER.findall(operand)
-        for offset in range(2 if is_64_bit else width if "R" in kind else 1)
+        f"{register_kind}{int(register_number) + offset}"
+        for register_kind, register_number, is_64_bit in _REGISTER.findall(operand)
+        for offset in range(2 if is_64_bit else width if "R" in register_kind else 1)
     ]
 
 
@@ -222,19 +222,19 @@ def width_bytes(opcode: str) -> int:
     """Returns the bytes that a load or store with this opcode moves per thread.
 
     Only a complete modifier gives a width.  In `LDG.E.LTC128B`, `LTC128B` is a hint for L2; the load has 4 bytes."""
-    return next((_WIDTHS[modifier] for modifier in opcode.split(".")[1:] if modifier in _WIDTHS), _DEFAULT_WIDTH)
+    return next((_BYTES_OF[modifier] for modifier in opcode.split(".")[1:] if modifier in _BYTES_OF), _DEFAULT_WIDTH)
 
 
 def parse(text: str) -> dict[str, SassFunction]:
     """Parses every function in `text`, and returns them by name.  Raises `ValueError` if there is no function."""
     readings: dict[str, _Reading] = {}
-    current: _Reading | None = None
+    current_reading: _Reading | None = None
     for line in text.splitlines():
-        section = _FUNCTION.match(line)
-        if section:
-            current = readings.setdefault(section[1] or section[2], _Reading())
-        elif current is not None:
-            current.read(line)
+        heading = _FUNCTION_HEADING.match(line)
+        if heading:
+            current_reading = readings.setdefault(heading[1] or heading[2], _Reading())
+        elif current_reading is not None:
+            current_reading.read(line)
     if not any(reading.instructions for reading in readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
     return {name: reading.function(name) for name, reading in readings.items() if reading.instructions}
@@ -260,19 +260,19 @@ class _Reading:
         self.pending: list[str] = []
 
     def read(self, line: str) -> None:
-        label = _LABEL.match(line)
-        if label:
-            self.pending.append(label[1])
+        label_match = _LABEL_LINE.match(line)
+        if label_match:
+            self.pending.append(label_match[1])
             return
-        parts = _INSTRUCTION.match(line)
-        if not parts:
+        fields = _INSTRUCTION_LINE.match(line)
+        if not fields:
             return
-        address, guard, opcode, operand_text = int(parts[1], 16), parts[2] or "", parts[3].rstrip("."), parts[4]
+        address, guard, opcode, operand_text = int(fields[1], 16), fields[2] or "", fields[3].rstrip("."), fields[4]
         self.labels.update(dict.fromkeys(self.pending, address))
         self.pending = []
-        targets = _TARGETS.search(operand_text)
+        targets = _BRANCH_TARGETS.search(operand_text)
         if targets:
-            self.indirect[address] = [label.strip() for label in targets[1].split(",")]
+            self.indirect[address] = [label_match.strip() for label_match in targets[1].split(",")]
         operands = operand_text.partition(";")[0].partition("(*")[0].strip()
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
@@ -285,23 +285,23 @@ class _Reading:
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Counts the instructions of each family in `FAMILIES`.  `opcodes`: pairs of opcode and number of occurrences."""
-    counts = dict.fromkeys(FAMILIES, 0)
-    for opcode, number in opcodes:
+    """Counts the instructions of each family in `FAMILIES`.  `opcodes` holds pairs of an opcode and its count."""
+    family_counts = dict.fromkeys(FAMILIES, 0)
+    for opcode, opcode_count in opcodes:
         family = _FAMILY_OF.get(opcode.partition(".")[0])
         if family is not None:
-            counts[family] += number
-    return counts
+            family_counts[family] += opcode_count
+    return family_counts
 
 
 def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None, int | None]:
-    """Returns the smallest and the most frequent width, in bytes per thread, of the instructions `names`; else None.
+    """Returns the smallest and the most frequent width of the instructions `names`, in bytes per thread; else None.
 
-    `opcodes`: pairs of opcode and number of occurrences.  If two widths are equally frequent, the smaller one counts.
+    `opcodes` holds pairs of an opcode and its count.  If two widths are equally frequent, the smaller one counts.
     """
     counts: dict[int, int] = {}
-    for opcode, number in opcodes:
+    for opcode, opcode_count in opcodes:
         if opcode.partition(".")[0] in names:
             width = width_bytes(opcode)
-            counts[width] = counts.get(width, 0) + number
+            counts[width] = counts.get(width, 0) + opcode_count
     return min(counts, default=None), min(counts, key=lambda width: (-counts[width], width), default=None)

@@ -16,17 +16,17 @@ import networkx as nx
 
 from rooflab.bench.compile.sass import TENSOR_CORES, SassFunction, SassInstruction, count_families
 
-_START = -1
+_START_NODE = -1
 """An additional node of the flow graph, before all entries of a function."""
 _END_OPCODES = ("EXIT", "RET", "KILL")
 _BRANCH_OPCODES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
-_INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
-_WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
-_WORK = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
-_LONGEST_WAIT = 24
+_INDIRECT_OPCODES = ("BRX", "BRXU", "JMX", "JMXU")
+_WAIT_OPCODES = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
+_WORK_FAMILIES = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
+_MAX_WAIT_SIZE = 24
 """A loop with more instructions is no waiting loop.  On sm_90a a polling loop has four to nine instructions."""
-_TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
-_CONDITION = re.compile(r"^!?U?P\d\b")
+_TARGET_OPERAND = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
+_CONDITION_OPERAND = re.compile(r"^!?U?P\d\b")
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Loop:
 
 def find_loops(function: SassFunction) -> list[Loop]:
     """Returns every reachable loop of `function`, sorted by address."""
-    blocks, entries = _blocks(function)
-    bodies = _natural_loops(blocks, entries)
+    blocks, entry_addresses = _blocks(function)
+    bodies = _natural_loops(blocks, entry_addresses)
     code = {
         head: tuple(instruction for block in sorted(body) for instruction in blocks[block].instructions)
         for head, body in bodies.items()
@@ -76,16 +76,15 @@ def find_loops(function: SassFunction) -> list[Loop]:
     waits = {head: _only_waits(instructions) for head, instructions in code.items()}
     loops = []
     for head, body in sorted(bodies.items()):
-        outer_heads = [other for other, outer in bodies.items() if other != head and body < outer]
-        nested = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
-        loops.append(Loop(head, len(outer_heads) + 1, not nested and not waits[head], waits[head], code[head]))
+        outer_heads = [other for other, outer_body in bodies.items() if other != head and body < outer_body]
+        nested_heads = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
+        loops.append(Loop(head, len(outer_heads) + 1, not nested_heads and not waits[head], waits[head], code[head]))
     return loops
 
 
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
     """Returns the innermost loop with the most tensor-core instructions; None if there is no loop.  Without tensor-core
-    instructions, returns the one with the most global loads; without global loads, the one with the most instructions.
-    """
+    instructions, global loads are counted instead.  Without global loads, all instructions are counted."""
     inner = [loop for loop in loops if loop.innermost]
     return max(
         inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
@@ -97,8 +96,8 @@ def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
     other_loops = [loop for loop in loops if loop.innermost and loop is not hot]
-    feeding = [loop for loop in other_loops if loop.counts["tma"] or loop.counts["cp_async"]]
-    return max(feeding, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
+    feeding_loops = [loop for loop in other_loops if loop.counts["tma"] or loop.counts["cp_async"]]
+    return max(feeding_loops, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
 
 
 @dataclass
@@ -112,25 +111,25 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     of the kernel and of each function that the kernel calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
-    referred = {target for addresses in targets.values() for target in addresses}
+    branch_targets = {target for addresses in targets.values() for target in addresses}
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
-    elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
-    starts = {code[0].address, *function.labels.values(), *referred}
+    indirect_targets = {a for label, a in function.labels.items() if label.startswith(".L") and a not in branch_targets}
+    block_starts = {code[0].address, *function.labels.values(), *branch_targets}
     blocks: dict[int, _Block] = {}
-    for instruction, following in zip(code, (*code[1:], None), strict=True):
-        if instruction.address in starts:
-            current = blocks[instruction.address] = _Block([], set())
-        current.instructions.append(instruction)
-        if instruction.name in _INDIRECT and not targets[instruction.address]:
-            current.successors = set(elsewhere)
-        elif _ends_block(instruction) or (following is not None and following.address in starts):
-            current.successors = _successors(instruction, following, targets)
+    for instruction, next_instruction in zip(code, (*code[1:], None), strict=True):
+        if instruction.address in block_starts:
+            current_block = blocks[instruction.address] = _Block([], set())
+        current_block.instructions.append(instruction)
+        if instruction.name in _INDIRECT_OPCODES and not targets[instruction.address]:
+            current_block.successors = set(indirect_targets)
+        elif _ends_block(instruction) or (next_instruction is not None and next_instruction.address in block_starts):
+            current_block.successors = _successors(instruction, next_instruction, targets)
         else:
             continue
-        if following is not None:
-            starts.add(following.address)
-    entries = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets[i.address])}
-    return blocks, entries
+        if next_instruction is not None:
+            block_starts.add(next_instruction.address)
+    entry_addresses = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets[i.address])}
+    return blocks, entry_addresses
 
 
 def _ends_block(instruction: SassInstruction) -> bool:
@@ -138,10 +137,10 @@ def _ends_block(instruction: SassInstruction) -> bool:
 
 
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
-    if instruction.name in _INDIRECT:
+    if instruction.name in _INDIRECT_OPCODES:
         return list(function.indirect.get(instruction.address, ()))
     addresses = []
-    for label, address in _TARGET.findall(instruction.operands):
+    for label, address in _TARGET_OPERAND.findall(instruction.operands):
         if label in function.labels:
             addresses.append(function.labels[label])
         elif address:
@@ -151,36 +150,36 @@ def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
 
 def _successors(last: SassInstruction, following: SassInstruction | None, targets: Mapping[int, list[int]]) -> set[int]:
     # `BRA.DIV` branches only where threads have diverged; `BRA P0, L` and `BRA.U !UP0, L` branch on an operand.
-    conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION.match(last.operands)
+    is_conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION_OPERAND.match(last.operands)
     # `BRA.U.ANY` repeats an instruction that takes one address for every lane that has an address: not a loop of the
     # source.
-    serial = last.opcode.endswith(".U.ANY")
-    jumps = set(targets[last.address]) if last.name in _BRANCH_OPCODES and not serial else set()
-    if following is None or (_ends_block(last) and not conditional):
-        return jumps
-    return jumps | {following.address}
+    is_serialized = last.opcode.endswith(".U.ANY")
+    jump_targets = set(targets[last.address]) if last.name in _BRANCH_OPCODES and not is_serialized else set()
+    if following is None or (_ends_block(last) and not is_conditional):
+        return jump_targets
+    return jump_targets | {following.address}
 
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
     """Maps the address of each loop head to its basic blocks.  All back edges to the same head form one loop."""
     edges = [(head, successor) for head, block in blocks.items() for successor in block.successors & blocks.keys()]
-    graph = nx.DiGraph([*edges, *((_START, entry) for entry in entries & blocks.keys())])
-    graph = graph.subgraph({_START, *nx.descendants(graph, _START)})
-    dominators = nx.immediate_dominators(graph, _START)
+    flow_graph = nx.DiGraph([*edges, *((_START_NODE, entry) for entry in entries & blocks.keys())])
+    flow_graph = flow_graph.subgraph({_START_NODE, *nx.descendants(flow_graph, _START_NODE)})
+    dominators = nx.immediate_dominators(flow_graph, _START_NODE)
     loops: dict[int, set[int]] = {}
-    for tail, head in graph.edges:
+    for tail, head in flow_graph.edges:
         dominator = tail
-        while dominator not in (head, _START):
+        while dominator not in (head, _START_NODE):
             dominator = dominators[dominator]
         if dominator == head:
-            loop_blocks = nx.ancestors(graph.subgraph(graph.nodes - {head}), tail) if tail != head else set()
+            loop_blocks = nx.ancestors(flow_graph.subgraph(flow_graph.nodes - {head}), tail) if tail != head else set()
             loops.setdefault(head, {head}).update({tail, *loop_blocks})
     return {head: frozenset(body) for head, body in loops.items()}
 
 
 def _only_waits(instructions: Sequence[SassInstruction]) -> bool:
-    if len(instructions) > _LONGEST_WAIT or any(instruction.family in _WORK for instruction in instructions):
+    if len(instructions) > _MAX_WAIT_SIZE or any(instruction.family in _WORK_FAMILIES for instruction in instructions):
         return False
     loads = [instruction for instruction in instructions if instruction.family == "global_load"]
-    polls = loads and all("STRONG" in load.opcode for load in loads)
-    return bool(polls) or (not loads and any(instruction.name in _WAITS for instruction in instructions))
+    is_polling = loads and all("STRONG" in load.opcode for load in loads)
+    return bool(is_polling) or (not loads and any(instruction.name in _WAIT_OPCODES for instruction in instructions))

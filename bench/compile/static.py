@@ -20,7 +20,7 @@ from rooflab.bench.core import ChildFailed, Pool
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
-WORKER = "rooflab.bench.compile.compile_worker"
+WORKER_MODULE = "rooflab.bench.compile.compile_worker"
 TIMEOUT_S = 300.0
 """The time limit of one compilation, in seconds.  A compilation normally takes about half a second."""
 
@@ -35,10 +35,10 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Returns a pool that compiles the kernels of `tree` (default: this program).  PYTHONPATH is `import_path`."""
+    """Returns a pool that compiles kernels of `tree` (default: this program).  `import_path` is its PYTHONPATH."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
-    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree)
+    return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)
 
 
 @cache
@@ -107,8 +107,8 @@ class CompiledInfo:
     """sha256 of instructions and constants.  The hash does not change if the source only moves to other lines."""
 
     def count(self, *families: str) -> int:
-        """Counts the instructions with these names.  A name is an opcode up to its first dot, such as `HGMMA`."""
-        return sum(number for opcode, number in self.opcodes.items() if opcode.split(".")[0] in families)
+        """Counts the instructions with the given names.  A name is an opcode up to its first dot, such as `HGMMA`."""
+        return sum(opcode_count for opcode, opcode_count in self.opcodes.items() if opcode.split(".")[0] in families)
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -143,7 +143,7 @@ class CompiledInfo:
 
 CompileOutcome = list[CompiledInfo] | CompileFailure
 """The answer to a request: the launched kernels, or the failure."""
-_compiled: dict[KernelCase, list[CompiledInfo]] = {}
+_compiled_kernels: dict[KernelCase, list[CompiledInfo]] = {}
 """The compiled kernels of this process's own tree, whose sources do not change while the process runs.  Kernels with a
 requested config are not kept: there may be a thousand configs, each with half a megabyte of text."""
 
@@ -154,21 +154,21 @@ ProgressCallback = Callable[[str], None]
 def compile_kernels(
     requests: Sequence[KernelCase], store: Store | None = None, done: ProgressCallback = lambda text: None
 ) -> list[CompileOutcome]:
-    """Compiles each request for sm_90a without a GPU.  Returns, for each request, its kernels or the failure.
+    """Compiles each request for sm_90a without a GPU.  Returns, for each request, its compiled kernels or the failure.
 
-    Calls `done` after each compilation.  Code that `store` already has for identical sources is not compiled again.
+    Calls `done` after each compilation.  If `store` already has the code for identical sources, nothing is compiled.
     Raises `ValueError` on a kernel that has no compiled code of Rooflab or of the user."""
     for request in requests:
         if request.file is None:
             check_backend(request.registered)
-    new = [request for request in dict.fromkeys(requests) if request not in _compiled]
-    keeps = [request.file is None and can_keep(request.registered) for request in new]
-    messages = [{"do": "compile", **request.to_json()} for request in new]
-    answers = compile_in(own_compilers(), messages, keeps, own_hash() if store else "", store, done)
-    results = dict(zip(new, answers, strict=True))
-    to_remember = {r: result for r, result in results.items() if r.file is None and r.config is None}
-    _compiled.update({r: result for r, result in to_remember.items() if isinstance(result, list)})
-    return [results[request] if request in results else _compiled[request] for request in requests]
+    new_requests = [request for request in dict.fromkeys(requests) if request not in _compiled_kernels]
+    keep_flags = [request.file is None and can_keep(request.registered) for request in new_requests]
+    messages = [{"do": "compile", **request.to_json()} for request in new_requests]
+    answers = compile_in(own_compilers(), messages, keep_flags, own_hash() if store else "", store, done)
+    results = dict(zip(new_requests, answers, strict=True))
+    remembered_results = {r: result for r, result in results.items() if r.file is None and r.config is None}
+    _compiled_kernels.update({r: result for r, result in remembered_results.items() if isinstance(result, list)})
+    return [results[request] if request in results else _compiled_kernels[request] for request in requests]
 
 
 def compile_in(
@@ -179,17 +179,17 @@ def compile_in(
     store: Store | None = None,
     done: ProgressCallback = lambda text: None,
 ) -> list[CompileOutcome]:
-    """Compiles every message (a `KernelCase` as JSON) in `workers`.  `tree` is the hash of the workers' sources.
+    """Compiles every message (a `KernelCase` as JSON) in the processes `workers`.  `tree` is the hash of their sources.
 
-    `keeps` says, for each message, whether `store` keeps the answer.
+    `keeps` says, for each message, whether `store` caches the answer.
     """
     keys = [store.key(message, tree) if store and flag else None for message, flag in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
-    missing = [index for index, answer in enumerate(answers) if answer is None]
+    new_indices = [index for index, answer in enumerate(answers) if answer is None]
     for answer in answers:
         if answer is not None:
             done("")
-    for index, answer in zip(missing, workers.ask_all(messages[index] for index in missing), strict=True):
+    for index, answer in zip(new_indices, workers.ask_all(messages[index] for index in new_indices), strict=True):
         done("")
         if isinstance(answer, ChildFailed):
             answer = {"error": why_unanswered(answer), "where": "", "refused": False}
@@ -210,6 +210,6 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOut
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
     """Makes a `CompiledInfo` from one kernel's answer of `compile_worker.describe`."""
-    lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
+    tuple_fields = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
-    return CompiledInfo(**{**kernel, **lists, "indirect": indirect})
+    return CompiledInfo(**{**kernel, **tuple_fields, "indirect": indirect})

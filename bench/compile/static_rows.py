@@ -12,19 +12,19 @@ import torch
 from rooflab.bench.compile.cases import ARCHITECTURE, KernelCase, can_keep
 from rooflab.bench.compile.static import CompileFailure, ProgressCallback, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.bench.compile.summary import COPIES, Summary, summarize
+from rooflab.bench.compile.summary import COPY_FAMILIES, Summary, summarize
 from rooflab.bench.core import Environment, Record, RunWriter, Status
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
 COLUMNS = (
     *("kernel", "scheme", "case", "config", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
-    *("tail", "tensor", *COPIES, "load", "options"),
+    *("tail", "tensor", *COPY_FAMILIES, "load", "options"),
 )
 """The columns of the table.  `spill`: stack bytes per thread.  `smem`: bytes per CTA.  `by`: the resource that limits
 CTAs per SM.  `tensor` to `ldmatrix`: instructions in the hot loop.  `load`: bytes per thread of the narrowest and of
 the usual load in the hot loop.  `options`: the number of requested options without effect."""
-AT_ONCE = 64
+BATCH_SIZE = 64
 """The number of compilations whose text is in memory at the same time.  Each text has half a megabyte."""
 
 
@@ -70,30 +70,30 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """Adds a config to each target.  Tunable kernels get the configs in `texts` (`block_m=64,...`), or with `every` all
-    legal configs; else None lets the launcher choose.  Raises `ValueError` on a config that a kernel does not have."""
+    """Returns each tunable kernel once per config: the configs in `texts` (`block_m=64,...`), or with `every` all legal
+    configs.  Without both, returns `chosen` unchanged.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
         return list(chosen)
-    tunable = [item for item in chosen if item.registered.tuning is not None]
-    if not tunable:
+    tunable_cases = [item for item in chosen if item.registered.tuning is not None]
+    if not tunable_cases:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    values, items = [dict(Case.parse(text)) for text in texts], []
-    for item in tunable:
+    values, configured_cases = [dict(Case.parse(text)) for text in texts], []
+    for item in tunable_cases:
         given_configs = [item.registered.tunable.make_config(value) for value in values]
         configs = given_configs or item.registered.tunable.legal_configs(item.case, item.scheme)
-        items += [item._replace(config=config) for config in configs]
-    return items
+        configured_cases += [item._replace(config=config) for config in configs]
+    return configured_cases
 
 
 def compile_targets(
     targets: Sequence[KernelCase], device: Device, store: Store | None, done: ProgressCallback = lambda text: None
 ) -> list[CompileResult]:
-    """Compiles every target for `device`, with occupancy and waves.  Calls `done` after each compilation."""
+    """Compiles every target for `device`, and computes occupancy and waves.  Calls `done` after each compilation."""
     results = []
-    for start in range(0, len(targets), AT_ONCE):
-        batch = targets[start : start + AT_ONCE]
+    for start in range(0, len(targets), BATCH_SIZE):
+        batch = targets[start : start + BATCH_SIZE]
         for item, result in zip(batch, compile_kernels(batch, store, done), strict=True):
             if isinstance(result, CompileFailure):
                 results.append(CompileResult(item, failure=result))
@@ -108,7 +108,7 @@ def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
 
 
 def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
-    item, inner = result.target, launch.in_loop
+    item, loop_counts = result.target, launch.in_loop
     config = asdict(item.config) if item.config is not None else {}
     loop = launch.loop or launch
     row = {
@@ -125,11 +125,11 @@ def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
         "by": launch.occupancy_limiter,
         "waves": launch.waves,
         "tail": launch.tail_ctas,
-        "tensor": f"{launch.tensor_path} {inner.get(launch.tensor_path, '')}".strip(),
+        "tensor": f"{launch.tensor_path} {loop_counts.get(launch.tensor_path, '')}".strip(),
         "load": _range(loop.load_bytes_worst, loop.load_bytes_usual),
         "options": len(launch.findings) or None,
     }
-    return row | {family: inner.get(family) or None for family in COPIES}
+    return row | {family: loop_counts.get(family) or None for family in COPY_FAMILIES}
 
 
 def _range(worst: int | None, usual: int | None) -> str:
@@ -140,12 +140,12 @@ def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     """Returns a summary of all results in one line."""
     kernels = {result.target.registered.id for result in results}
     failures = sum(result.status == "COMPILE_ERROR" for result in results)
-    spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
-    findings = sum(len(launch.findings) for result in results for launch in result.launches)
-    from_store = f", {store.hits} of them from before" if store and store.hits else ""
+    spilling_count = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
+    finding_count = sum(len(launch.findings) for result in results for launch in result.launches)
+    cached_text = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{from_store}; failed: {failures}; "
-        f"with spilled registers: {spilling}; options without effect: {findings}"
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{cached_text}; failed: {failures}; "
+        f"with spilled registers: {spilling_count}; options without effect: {finding_count}"
     )
 
 

@@ -30,9 +30,9 @@ IGNORED_NAMES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VI
 """Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
 UNUSED_S = 30 * 24 * 3600.0
 """An entry that was not read for this many seconds is deleted."""
-LAYERS = ("kernels", "reference", "roofline")
+SOURCE_PACKAGES = ("kernels", "reference", "roofline")
 """The packages of this tree that a kernel may import (the house rule of one-way imports)."""
-_READERS = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
+_READER_FILES = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
@@ -45,8 +45,8 @@ class Store:
     def key(self, message: Mapping[str, Any], tree: str) -> str:
         """Returns the name of the cache entry for a request.  `tree` is the hash of the source files."""
         variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in IGNORED_NAMES)
-        parts = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
-        return hashlib.sha256(parts.encode()).hexdigest()
+        key_text = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
+        return hashlib.sha256(key_text.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
         """Returns the cache entry with this name; None if the entry is missing or damaged."""
@@ -61,16 +61,16 @@ class Store:
 
     def write(self, key: str, answer: Mapping[str, Any]) -> None:
         """Stores an answer under `key`.  Raises `ValueError` if the folder cannot be written to."""
-        content = gzip.compress(json.dumps(answer).encode(), compresslevel=3)
+        gzip_bytes = gzip.compress(json.dumps(answer).encode(), compresslevel=3)
         check_writable("ROOFLAB_CACHE", self.folder)
-        write_whole(self._path(key), content)
+        write_whole(self._path(key), gzip_bytes)
 
     def prune(self) -> None:
         """Deletes all files that were not used for a month: old entries, and unfinished files."""
-        limit = time.time() - UNUSED_S
+        oldest_time = time.time() - UNUSED_S
         for file in self.folder.glob("*"):
             try:
-                if file.stat().st_mtime < limit:
+                if file.stat().st_mtime < oldest_time:
                     file.unlink()
             except FileNotFoundError:  # another process deleted the file first
                 continue
@@ -81,10 +81,10 @@ class Store:
 
 @cache
 def _toolchain() -> list[str]:
-    readers = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest() for name in _READERS]
-    return [platform.python_version(), platform.machine(), torch.__version__, triton.__version__, *readers]
+    reader_hashes = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest() for name in _READER_FILES]
+    return [platform.python_version(), platform.machine(), torch.__version__, triton.__version__, *reader_hashes]
 
 
 def tree_hash(tree: Path) -> str:
     """Returns a hash of all source files that a kernel may depend on, including CUDA C++ and tuned configs."""
-    return Environment.tree(tree, LAYERS)
+    return Environment.tree(tree, SOURCE_PACKAGES)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rooflab.bench.compile.sass import TENSOR_CORES, WARPGROUP, widths
+from rooflab.bench.compile.sass import TENSOR_CORES, WARPGROUP_WARPS, widths
 from rooflab.bench.compile.sass_flow import Loop, feeding_loop, hot_loop
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import occupancy, waves
 
-COPIES = ("tma", "cp_async", "ldmatrix")
+COPY_FAMILIES = ("tma", "cp_async", "ldmatrix")
 LOADS, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
 
 
@@ -95,7 +95,7 @@ class Summary:
         return {**asdict(self), "grid": list(self.grid), "findings": self.findings}
 
 
-_AS_COMPILED = (
+_COMPILED_FIELDS = (
     *("name", "backend", "target", "grid", "launches", "ctas", "threads", "registers", "stack_bytes"),
     *("spill_loads", "spill_stores", "shared_bytes", "code_hash"),
 )
@@ -104,26 +104,26 @@ _AS_COMPILED = (
 def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     """Summarizes one compiled kernel for the GPU `device`."""
     occupied = occupancy(device, info.threads, info.registers, info.shared_bytes)
-    fill = waves(info.ctas, occupied.ctas_per_sm, device.sms) if info.ctas and occupied.ctas_per_sm else None
-    hot = hot_loop(info.loops)
-    loads, stores = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
+    grid_waves = waves(info.ctas, occupied.ctas_per_sm, device.sms) if info.ctas and occupied.ctas_per_sm else None
+    main_loop = hot_loop(info.loops)
+    load_widths, store_widths = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
     return Summary(
-        **{name: getattr(info, name) for name in _AS_COMPILED},
+        **{name: getattr(info, name) for name in _COMPILED_FIELDS},
         device=device.name,
         ctas_per_sm=occupied.ctas_per_sm,
         occupancy=occupied.fraction,
         occupancy_limiter=occupied.limiter,
-        waves=fill.waves if fill else None,
-        full_waves=fill.full if fill else None,
-        tail_ctas=fill.tail_ctas if fill else None,
-        wave_efficiency=fill.efficiency if fill else None,
+        waves=grid_waves.waves if grid_waves else None,
+        full_waves=grid_waves.full if grid_waves else None,
+        tail_ctas=grid_waves.tail_ctas if grid_waves else None,
+        wave_efficiency=grid_waves.efficiency if grid_waves else None,
         tensor_path=tensor_path(info),
         counts=_present(info.counts),
-        loop=_loop(hot, feeding_loop(info.loops, hot)),
-        load_bytes_worst=loads[0],
-        load_bytes_usual=loads[1],
-        store_bytes_worst=stores[0],
-        store_bytes_usual=stores[1],
+        loop=_loop(main_loop, feeding_loop(info.loops, main_loop)),
+        load_bytes_worst=load_widths[0],
+        load_bytes_usual=load_widths[1],
+        store_bytes_worst=store_widths[0],
+        store_bytes_usual=store_widths[1],
         options=tuple(options(info, scheme)),
         asked=dict(info.asked),
     )
@@ -158,7 +158,7 @@ def _present(counts: Mapping[str, int]) -> dict[str, int]:
 WGMMA_ROWS = 64
 """The rows (M) of one wgmma.  A tile with fewer rows uses the older mma (PTX ISA, "wgmma.mma_async")."""
 # Triton prints operands as `tensor<128x64xbf16>`, Gluon those in shared memory as `!ttg.memdesc<128x64xbf16, ...>`.
-_DOT = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
+_DOT_OP = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
 _DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")
 _PRECISIONS = {"0": "tf32", "1": "tf32x3", "2": "ieee", "3": "bf16x3", "4": "bf16x6"}
 """The names of precisions, by the number that Gluon's IR prints for a matrix product."""
@@ -167,7 +167,7 @@ _TENSOR_MAPS = re.compile(
     r"tt\.(?:descriptor_\w+|make_tensor_descriptor|experimental_descriptor_\w+)|async_tma_copy\w*|"
     r"async_tma_(?:gather|scatter|reduce)"
 )
-_NARROW = re.compile(r"(?:b?f16|f8\w*|i8)$")
+_NARROW_DTYPE = re.compile(r"(?:b?f16|f8\w*|i8)$")
 
 
 @dataclass(frozen=True)
@@ -193,21 +193,21 @@ class Dot:
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
     """Returns the options that the kernel or the dtypes of `scheme` request, and whether each option took effect."""
-    checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
-    return [option for check in checks for option in check(info, scheme)]
+    option_checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
+    return [option for check in option_checks for option in check(info, scheme)]
 
 
 def dots(ir: str) -> list[Dot]:
     """Returns the matrix multiplications in a kernel's IR, which Triton or Gluon made."""
-    products = []
+    found_dots = []
     for line in ir.splitlines():
-        match = _DOT.search(line)
+        match = _DOT_OP.search(line)
         if match:
             precision = _DOT_PRECISION.search(line)
             # The IR prints every precision but its own default, ieee; it prints tl.dot's default, tf32.
             name = precision[1] if precision else "ieee"
-            products.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
-    return products
+            found_dots.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
+    return found_dots
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -215,15 +215,15 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     if scheme != "fp32":
         return
     fp32_precisions = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
-    rounded = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
+    tf32_count = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
     split = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split:
-        products = sum(info.counts[family] for family in TENSOR_CORES)
-        evidence = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
-        yield Option(f"precision {split[0]}", products > 0, f"input_precision {split[0]} was asked for, and {evidence}")
+        mma_ops = sum(info.counts[family] for family in TENSOR_CORES)
+        evidence = f"the code has {tf32_count} TF32 and {mma_ops} tensor-core instructions in all"
+        yield Option(f"precision {split[0]}", mma_ops > 0, f"input_precision {split[0]} was asked for, and {evidence}")
     elif info.uses_tf32:
         source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
-        evidence = f"fp32 operands are rounded to TF32 by {source}: {rounded} TF32 instructions"
+        evidence = f"fp32 operands are rounded to TF32 by {source}: {tf32_count} TF32 instructions"
         yield Option("precision fp32", False, evidence)
     elif "ieee" in fp32_precisions:
         evidence = f"{info.counts['fma']} FMAs and no TF32"
@@ -232,16 +232,20 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that a matrix multiplication with operands narrower than fp32 and at least 64 rows uses wgmma."""
-    tall = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW.match(dot.dtype)]
-    if not tall:
+    tall_dots = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW_DTYPE.match(dot.dtype)]
+    if not tall_dots:
         return
     wgmma_count = info.counts["wgmma"]
-    largest = max(tall, key=lambda dot: dot.rows)
-    product = f"a product of {largest.rows} rows in {largest.dtype} can be wgmma's"
+    largest_dot = max(tall_dots, key=lambda dot: dot.rows)
+    product = f"a product of {largest_dot.rows} rows in {largest_dot.dtype} can be wgmma's"
     if wgmma_count:
         yield Option("wgmma", True, f"{product}: {wgmma_count} wgmma instructions")
         return
-    note = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
+    note = (
+        f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP_WARPS}"
+        if info.num_warps < WARPGROUP_WARPS
+        else ""
+    )
     yield Option("wgmma", False, f"{product}, and the code has {info.counts['mma']} mma and no wgmma instruction{note}")
 
 
@@ -257,14 +261,14 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
         depths.append(int(info.asked["num_stages"]))
-    deepest = max(depths, default=1)
-    if deepest < 2:
+    max_depth = max(depths, default=1)
+    if max_depth < 2:
         return
-    request = f"num_stages={deepest} was asked for"
-    copies = info.counts["cp_async"] + info.counts["tma"]
-    if copies:
-        kind = "TMA" if info.counts["tma"] else "cp.async"
-        yield Option("pipelining", True, f"{request}: {copies} asynchronous copies ({kind})")
+    request = f"num_stages={max_depth} was asked for"
+    copy_count = info.counts["cp_async"] + info.counts["tma"]
+    if copy_count:
+        copy_kind = "TMA" if info.counts["tma"] else "cp.async"
+        yield Option("pipelining", True, f"{request}: {copy_count} asynchronous copies ({copy_kind})")
     elif not info.loops:
         yield Option("pipelining", False, f"{request}, and the code has no loop to pipeline")
     else:
@@ -280,8 +284,8 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     if info.counts["tma"]:
         yield Option("TMA", True, f"{request}: {info.counts['tma']} TMA instructions")
     else:
-        loads = info.counts["global_load"] + info.counts["cp_async"]
-        yield Option("TMA", False, f"{request}, and the code has none, but {loads} ordinary loads and copies")
+        load_count = info.counts["global_load"] + info.counts["cp_async"]
+        yield Option("TMA", False, f"{request}, and the code has none, but {load_count} ordinary loads and copies")
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:

@@ -38,7 +38,7 @@ __all__ = [
     "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations",
     "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
 ]  # fmt: skip
-_FILES = {
+_NAMES_BY_FILE = {
     "call": ("Rotation",),
     "ceilings": ("MachineLimits", "ceilings_for"),
     "check_data": ("CheckResult", "CheckTask"),
@@ -60,10 +60,10 @@ _FILES = {
     "timers.timing": ("time_functions", "timer_for"),
     "trial": ("Runner",),
 }
-_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
+_FILE_BY_NAME = {name: file for file, names in _NAMES_BY_FILE.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _FILE_OF:
+    if name not in _FILE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_FILE_BY_NAME[name]}"), name)

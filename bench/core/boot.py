@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 Json = Any  # as in `base/plain.py`: an import would come before the trees are chosen
-READY = "ready\n"
+READY_LINE = "ready\n"
 """The first line of output.  It says that all modules are imported."""
-HARNESS = ("bench", "engine")
-MEASURED = ("kernels", "reference", "roofline")
+HARNESS_PACKAGES = ("bench", "engine")
+MEASURED_PACKAGES = ("kernels", "reference", "roofline")
 
 
 class OnlyHere:
@@ -35,7 +35,7 @@ class OnlyHere:
     Without this class, Python would find a missing module in an editable installation of Rooflab."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Finds the module's spec; None for other packages.  Raises `ModuleNotFoundError` if no folder has it."""
+        """Returns a module's spec; None for other packages.  Raises `ModuleNotFoundError` if the module is missing."""
         if not name.startswith("rooflab."):
             return None
         spec = PathFinder.find_spec(name, path)
@@ -45,13 +45,16 @@ class OnlyHere:
 
 
 def make_namespace(tree: Path, harness: Path) -> None:
-    """Builds `rooflab` from `kernels`, `reference`, `roofline` of `tree`, and `bench`, `engine` of `harness`.
+    """Builds the package `rooflab` from `tree` (`kernels`, `reference`, `roofline`) and `harness` (`bench`, `engine`).
 
     Call this before any import of `rooflab`.  Otherwise Python imports an installed Rooflab, or another revision."""
     package = types.ModuleType("rooflab")
     package.__path__ = []
     sys.modules["rooflab"] = package
-    for folder, root in [*((name, tree) for name in MEASURED), *((name, harness) for name in HARNESS)]:
+    for folder, root in [
+        *((name, tree) for name in MEASURED_PACKAGES),
+        *((name, harness) for name in HARNESS_PACKAGES),
+    ]:
         module = types.ModuleType(f"rooflab.{folder}")
         module.__path__ = [str(root / folder)]
         sys.modules[f"rooflab.{folder}"] = module
@@ -63,19 +66,19 @@ def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> N
     """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent is dead; then
     this process kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()
-    idle = threading.Event()
-    idle.set()
+    idle_event = threading.Event()
+    idle_event.set()
 
     def read() -> None:
         for line in lines:
-            idle.clear()
+            idle_event.clear()
             requests.put(line)
-        if not idle.is_set():
+        if not idle_event.is_set():
             _end_everything()
         requests.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    answers.write(READY)
+    answers.write(READY_LINE)
     answers.flush()
     while (line := requests.get()) is not None:
         result = answer(json.loads(line))
@@ -83,7 +86,7 @@ def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> N
         for value in values:
             answers.write(json.dumps(value) + "\n")
             answers.flush()
-        idle.set()
+        idle_event.set()
 
 
 def _end_everything() -> None:
@@ -98,14 +101,14 @@ def _end_everything() -> None:
 def main(words: Sequence[str]) -> None:
     """Imports the modules, and then answers requests until standard input ends."""
     # Answers have a separate descriptor, because imports, kernels and compilers may print to standard output.
-    answers = os.fdopen(os.dup(1), "w")
+    answer_stream = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if words[0] == "--tree":
         make_namespace(Path(words[1]), Path(words[2]))
         words = words[3:]
     modules = [import_module(name) for name in words]
     getattr(modules[-1], "start", lambda: None)()
-    serve(modules[-1].answer, sys.stdin, answers)
+    serve(modules[-1].answer, sys.stdin, answer_stream)
 
 
 if __name__ == "__main__":

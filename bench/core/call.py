@@ -15,7 +15,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
 """Most memory of a check, in bytes per byte of input and of output: guarded copies, fp64 oracle and fp64 tolerance."""
-COPIES = 3
+INPUT_COPIES = 3
 """The number of sets of inputs.  Calls take the sets in turn, so no call uses the memory of the call before."""
 
 
@@ -43,8 +43,8 @@ class Rotation:
             if "out" in kernel.accepted and not spec.mutates:
                 if outputs is None:
                     outputs = as_tuple(kernel.fn(**arguments))
-                outs = tuple(torch.empty_like(output) for output in outputs)
-                arguments["out"] = outs[0] if len(outs) == 1 else outs
+                out_tensors = tuple(torch.empty_like(output) for output in outputs)
+                arguments["out"] = out_tensors[0] if len(out_tensors) == 1 else out_tensors
             bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
             self._calls.append(bind(arguments) if bind else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
@@ -52,19 +52,19 @@ class Rotation:
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
         """Returns the inputs that the kernel takes, and its config.  The weight is packed if the kernel packs it."""
-        accepted = {name: value for name, value in inputs.items() if name in kernel.accepted}
-        if kernel.prepare is not None and spec.prepared is not None and accepted.get(spec.prepared) is not None:
-            accepted[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted)
-        return accepted if config is None else accepted | {"config": kernel.tunable.make_config(config)}
+        accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
+        if kernel.prepare is not None and spec.prepared is not None and accepted_inputs.get(spec.prepared) is not None:
+            accepted_inputs[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted_inputs)
+        return accepted_inputs if config is None else accepted_inputs | {"config": kernel.tunable.make_config(config)}
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-        """Makes `COPIES` sets of inputs of a case.  Makes fewer sets if the memory is too small, but at least one.
+        """Makes `INPUT_COPIES` sets of inputs of a case.  Makes fewer sets if the memory is small, but at least one.
 
         Each set is generated, not cloned, so each set has the strides, views and lengths of the case."""
-        priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-        fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
-        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
+        meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
+        fitting_copies = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
+        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, fitting_copies)))]
 
     @property
     def first(self) -> Callable[[], Result]:
@@ -78,7 +78,7 @@ class Rotation:
         return result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
-        """Yields each used set of inputs and its last outputs (changed arguments if the op works in place)."""
+        """Yields each used set of inputs, and the outputs of its last call (changed arguments of an in-place op)."""
         for inputs, result in zip(self._copies, self._last, strict=True):
             if self._spec.mutates:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
@@ -94,30 +94,29 @@ def input_bytes(inputs: Inputs) -> int:
 def free_bytes(device: torch.device) -> float:
     """Returns the bytes of free memory on `device`, including memory that torch has reserved but no tensor uses.
 
-    The engine's `free_bytes` first makes torch give reserved memory back; that takes too long during a timing.
-    `check_data.py` divides the free memory by the number of processes, because there is one process per core.
-    """
+    The engine's own `free_bytes` first makes torch return its reserved memory.  That takes too long during a timing. On
+    a CPU, `check_data.py` divides the result by the number of cores, because one process per core checks kernels."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + cached)
+        cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached_bytes)
     return float(psutil.virtual_memory().available)
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     """Explains why memory is too small to check inputs like the meta tensors `priced`; empty if it is large enough."""
     needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
-    free = free_bytes(device)
-    return f"needs about {needed_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed_bytes > free else ""
+    memory = free_bytes(device)
+    return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
 
 
 def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> object:
-    """Packs the argument `weight` with `prepare`.  `prepare` also gets the other inputs that its parameters name."""
+    """Packs the argument `weight` with `prepare`.  `prepare` also gets each input that one of its parameters names."""
     other_names = list(inspect.signature(prepare).parameters)[1:]
     return prepare(inputs[weight], **{name: inputs[name] for name in other_names})
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Returns `arguments`, with a new `plan` if the kernel plans.  The planner gets float tensors without values."""
+    """Adds a new `plan` to `arguments` if the kernel has a planner.  The planner gets no values of float tensors."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}
@@ -132,7 +131,7 @@ def _shape_alone(value: object) -> object:
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """Returns the names of a call's outputs, as many as the oracle has, because the last output may be optional."""
+    """Returns the names of a call's outputs.  `oracle` gives their number, because the last output may be optional."""
     return spec.outputs[: len(oracle)]
 
 

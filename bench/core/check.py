@@ -54,7 +54,7 @@ def check_kernel(
     is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  Raises the error of `spec` if it refuses the case.
     """
     device = torch.device(device)
-    priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
+    meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     runner = runner or Runner(kernel, spec, scheme, device)
     check = Check(kernel, spec, case, scheme, device, runner)
     status: Status = "OK"
@@ -63,9 +63,9 @@ def check_kernel(
         context_error = already_broken(device)
         if context_error:
             raise Failed("RUNTIME_ERROR", f"{BROKEN_CONTEXT}: {context_error}")
-        short = short_of_memory(spec, priced, device)
-        if short and kernel.why_not_here(device) is None:
-            raise Failed("OUT_OF_MEMORY", short)
+        memory_shortage = short_of_memory(spec, meta_inputs, device)
+        if memory_shortage and kernel.why_not_here(device) is None:
+            raise Failed("OUT_OF_MEMORY", memory_shortage)
         check.run(seed, planted)
     except Failed as failed:
         status = failed.status

@@ -19,13 +19,13 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, all_within, elementwise
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
-Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
-OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
+ExtraRun = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
+EXTRA_RUNS: tuple[ExtraRun, ...] = get_args(ExtraRun)
 """How a check with adversarial inputs also passes the drawn data: in another memory layout, with rows of stride 0, with
 outputs over inputs, or with other options.  Every check also pads strides."""
-Planted = bool | Otherwise | Literal["planted alone"]
-"""Which additional runs a check has.  True: all runs of `OTHERWISE` and all adversarial (planted) sets.  False: none.
-A value of `Otherwise`: that run and one adversarial set.  "planted alone": the first data and all adversarial sets."""
+Planted = bool | ExtraRun | Literal["planted alone"]
+"""Which additional runs a check has.  True: all runs of `EXTRA_RUNS` and all adversarial (planted) sets.  False: none.
+A value of `ExtraRun`: that run and one adversarial set.  "planted alone": the first data and all adversarial sets."""
 
 
 class CheckTask(NamedTuple):
@@ -42,9 +42,9 @@ class CheckTask(NamedTuple):
     """First the scheme of a drawn check, then the schemes to try if the kernel refuses an option of the case."""
 
     @staticmethod
-    def ways() -> tuple[Otherwise, ...]:
+    def ways() -> tuple[ExtraRun, ...]:
         """Returns the values of `planted` that select one additional run and one set of adversarial inputs."""
-        return OTHERWISE
+        return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
         """Returns the first variant of the check that the kernel supports, or None.  For each of `schemes`, tries the
@@ -60,8 +60,8 @@ class CheckTask(NamedTuple):
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
     """Yields the case without one optional key, for each key in turn, and then without all optional keys."""
     keys = [key for key in case if key in spec.optional]
-    for left_out in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
-        yield Case(**{key: value for key, value in case.items() if key not in left_out})
+    for dropped_keys in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
+        yield Case(**{key: value for key, value in case.items() if key not in dropped_keys})
 
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
@@ -116,23 +116,23 @@ class CheckData:
         """Returns how `outputs` differ from the right outputs in number, shape or dtype; empty if they agree."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
-        for name, output, form in zip(self.names, outputs, self.forms, strict=True):
-            if output.shape != form[0]:
-                return f"{name}: expected shape {tuple(form[0])}, got {tuple(output.shape)}"
-            if output.dtype != form[1]:
-                return f"{name}: expected dtype {form[1]}, got {output.dtype}"
+        for name, output, shape_dtype in zip(self.names, outputs, self.forms, strict=True):
+            if output.shape != shape_dtype[0]:
+                return f"{name}: expected shape {tuple(shape_dtype[0])}, got {tuple(output.shape)}"
+            if output.dtype != shape_dtype[1]:
+                return f"{name}: expected dtype {shape_dtype[1]}, got {output.dtype}"
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
         """Returns the faults of `outputs` as one text; empty if `outputs` are right."""
-        judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
-        return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
+        error_stats = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
+        return misfit or "; ".join(stats.describe() for stats in error_stats if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.
 
-        `own_stream`: the kernel is non-deterministic.  If the op draws random numbers, the kernel has its own stream.
-        """
+        `own_stream` says that the kernel is non-deterministic, and that it draws random numbers from a stream of its
+        own."""
         if own_stream and self.spec.compare_own_stream is not None:
             return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
         if self.limits is None:
@@ -141,18 +141,18 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces the elements at which `oracle` is NaN.  There `oracle` becomes 0, and `output` becomes 0 if it is
-        NaN, else infinity.  With an 8-bit output any value passes there: the dtype has no NaN, or clamping loses it."""
-        unknown = oracle.isnan()
-        if not unknown.any():
+        """Replaces elements where `oracle` is NaN.  There `oracle` becomes 0; `output` becomes 0 if it is NaN, else
+        infinity. With an 8-bit output any value passes there, because the dtype has no NaN or clamping loses it."""
+        nan_mask = oracle.isnan()
+        if not nan_mask.any():
             return output, oracle
         has_8_bits = any(dtype.itemsize == 1 for _, dtype in self.forms)
         nan_values = torch.where(output.to(oracle).isnan() | has_8_bits, 0.0, torch.inf)
-        return torch.where(unknown, nan_values, output.to(oracle)), oracle.masked_fill(unknown, 0.0)
+        return torch.where(nan_mask, nan_values, output.to(oracle)), oracle.masked_fill(nan_mask, 0.0)
 
     @cached_property
     def weak(self) -> tuple[str, ...]:
-        """Returns the wrong answers that would pass, such as `c: zeros`.  Tries zeros, mean, a shift, no change.
+        """Returns the wrong answers that would pass, such as `c: zeros`.  Tries zeros, the mean, a shift, no change.
 
         The mean and the shift need an output of at least two elements.  An empty output has no wrong answer."""
         return tuple(self._passing_wrong_answers())
@@ -173,11 +173,11 @@ class CheckData:
             for label, wrong_values in _wrong_answers(oracle, self.inputs[name] if mutates else None):
                 answer = rounded(wrong_values, right_outputs[index].dtype)
                 if self.limits is not None:
-                    passes = all_within(answer, oracle, self.limits[index])
+                    is_accepted = all_within(answer, oracle, self.limits[index])
                 else:
                     all_outputs: Outputs = (*right_outputs[:index], answer, *right_outputs[index + 1 :])
-                    passes = all(stats.passed for stats in self.judge(all_outputs))
-                if passes:
+                    is_accepted = all(stats.passed for stats in self.judge(all_outputs))
+                if is_accepted:
                     yield f"{name}: {label}"
 
 
@@ -221,15 +221,15 @@ class CheckResult:
 
     @property
     def line(self) -> str:
-        """Returns one line; empty if the kernel does not support the case, because one line names all such cases."""
+        """Returns one line; empty if the kernel does not support the case, because one other line lists such cases."""
         return "" if self.not_offered else self.describe()
 
     def describe(self) -> str:
         """Describes the result in one line of text."""
-        text = self.reason or "; ".join(error.describe() for error in self.errors)
+        result_text = self.reason or "; ".join(error.describe() for error in self.errors)
         if self.weak:
-            text += f" (not discriminating: {', '.join(self.weak)} would pass)"
-        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
+            result_text += f" (not discriminating: {', '.join(self.weak)} would pass)"
+        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {result_text}"
 
     def record(self, kernel: Kernel, run_id: str, environment: Environment) -> Record:
         """Makes the record of the check, with the bytes that the emulator counted, if the emulator was used."""
@@ -289,8 +289,8 @@ def _wrong_answers(oracle: torch.Tensor, unchanged: torch.Tensor | None) -> Iter
     if oracle.numel():
         yield "zeros", torch.zeros_like(oracle)
     if oracle.numel() > 1:
-        finite = oracle.double()[torch.isfinite(oracle)]
-        yield "the mean", torch.full_like(oracle, float(finite.mean()) if finite.numel() else 0.0)
+        finite_values = oracle.double()[torch.isfinite(oracle)]
+        yield "the mean", torch.full_like(oracle, float(finite_values.mean()) if finite_values.numel() else 0.0)
         yield "shifted by one", oracle.flatten().roll(1).reshape(oracle.shape)
     if unchanged is not None and unchanged.numel():
         yield "unchanged", unchanged

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.check_data import OTHERWISE, CheckData, KeptData, Otherwise, Planted
+from rooflab.bench.core.check_data import EXTRA_RUNS, CheckData, ExtraRun, KeptData, Planted
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, alike, kept_names, same_bits, strides_of
+from rooflab.bench.core.poison import FAR_LAYOUTS, FAR_PAGES, Arrangement, alike, kept_names, same_bits, strides_of
 from rooflab.bench.core.trial import DEFAULT_LAYOUT, Layout, Runner
 from rooflab.bench.core.why import Earlier, Look
 from rooflab.kernels.registry import Kernel
@@ -39,7 +39,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "window": lambda value: value + 5,
 }
 """Numeric options by name, each with a function that gives the option another value in the run with other options."""
-OFFSETS = "32-bit offsets"
+OFFSET_LABEL = "32-bit offsets"
 """The labels of runs with far rows begin with this text."""
 SAME_MEMORY = "same memory"
 """The name of the data that are written into the memory of the run before."""
@@ -75,26 +75,26 @@ class Check:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         self.runner.begin()
         self.seed = seed
-        first = self._kept_as("first", partial(self._drawn, seed))
-        with _threads_for(first.inputs):
-            self._load(first)
+        first_data = self._kept_as("first", partial(self._drawn, seed))
+        with _threads_for(first_data.inputs):
+            self._load(first_data)
             if planted == "planted alone":
-                self._judged("first data", first, Layout(poisoned=True))
-                self._on_planted_data(first, self._planted())
+                self._judged("first data", first_data, Layout(poisoned=True))
+                self._on_planted_data(first_data, self._planted())
                 return self.runner.settle()
-            other_data = self._on_two_sets_of_data(first)
+            other_data = self._on_two_sets_of_data(first_data)
             self.beyond = True
             if planted is True:
-                for kind in OTHERWISE:
-                    self._otherwise(kind, first, other_data)
-                self._on_planted_data(first, self._planted())
+                for run_kind in EXTRA_RUNS:
+                    self._otherwise(run_kind, first_data, other_data)
+                self._on_planted_data(first_data, self._planted())
             elif planted:
-                self._otherwise(planted, first, other_data)
-                self._on_planted_data(first, _one_of(self._planted(), seed))
+                self._otherwise(planted, first_data, other_data)
+                self._on_planted_data(first_data, _one_of(self._planted(), seed))
             self.runner.settle()
 
-    def _otherwise(self, kind: Otherwise, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on the first or other random data, in another memory layout or with other options."""
+    def _otherwise(self, kind: ExtraRun, first: CheckData, other: CheckData) -> None:
+        """Makes the additional run `kind` on random data: in another memory layout, or with other options."""
         match kind:
             case "expanded":
                 self._expanded(first.inputs)
@@ -118,7 +118,7 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """Yields the adversarial inputs.  Cached data keep their reference outputs, which are not computed again."""
+        """Yields the adversarial inputs (called planted).  Cached inputs also have their reference outputs."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             label = f"planted {name}"
             data = self._kept().get(label) or KEPT_DATA.keep(
@@ -173,9 +173,9 @@ class Check:
             if self.spec.compare is None:
                 continue  # by limits, what is near a number is one
             values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
-            not_finite = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
-            if not_finite:
-                raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
+            bad_count = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
+            if bad_count:
+                raise Failed("INCORRECT", f"{stats.output}: {bad_count} elements not finite where the oracle is")
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
             self.answers.append(Earlier(label, outputs, data.inputs))
@@ -186,13 +186,13 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """Returns ": " and an explanation of a wrong output; empty if a second look confirms no explanation."""
-        look = Look(self.spec, self.runner, self.device, self._own_stream)
-        explanation = look.fault(read, data, layout, self.answers, data is self.right)
+        """Returns ": " and an explanation of a wrong output; empty if no known fault explains the output."""
+        fault_search = Look(self.spec, self.runner, self.device, self._own_stream)
+        explanation = fault_search.fault(read, data, layout, self.answers, data is self.right)
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Makes a run with all possible arguments in the layout `arranged`; None if the launcher refuses all."""
+        """Runs the kernel with all suitable arguments in the layout `arranged`; None if the launcher refuses all."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -201,7 +201,7 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """Returns the arguments that get other strides in the layout `arranged`, if the contract allows this."""
+        """Returns the names of arguments that get other strides in the layout `arranged`, if the contract allows it."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
         kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
         laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
@@ -209,7 +209,7 @@ class Check:
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the contract allows the layout of `tensor` for `name`.  A kernel may refuse other layouts."""
+        """Whether the contract allows the strides of `tensor` for the argument `name`.  A kernel may refuse them."""
         argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
             check_layout(name, tensor, argument.layout if argument else "any")
@@ -218,33 +218,33 @@ class Check:
         return True
 
     def _far(self, data: CheckData) -> None:
-        """Makes runs that need 64-bit offsets, as far as the op's contract allows it.  Most rows, pages, experts and
-        heads of arguments and outputs lie more than 2**31 elements behind the first one."""
+        """Makes runs that need 64-bit offsets, if the op's contract allows such strides.  In arguments and outputs,
+        most rows, pages, experts or heads lie more than 2**31 elements behind the first one."""
         results = self.spec.contract.results.values() if self.spec.contract else ()
-        fixed = {"out" for result in results if result.layout == "contiguous"}
-        forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
-        models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
-        for kind in FAR:
-            outs = {"out"} if any(strides_of(model, kind) != model.stride() for model in models) else set[str]()
-            names = self._movable(data, kind) | outs
+        fixed_outputs = {"out" for result in results if result.layout == "contiguous"}
+        output_forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
+        models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in output_forms]
+        for kind in FAR_LAYOUTS:
+            out_names = {"out"} if any(strides_of(model, kind) != model.stride() for model in models) else set[str]()
+            names = self._movable(data, kind) | out_names
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
                 layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
                 if "out" in names:
-                    layout = replace(layout, out=kind, forms=forms)
-                return self._judged(f"{OFFSETS}: {kind} {', '.join(sorted(names))}", data, layout)
+                    layout = replace(layout, out=kind, forms=output_forms)
+                return self._judged(f"{OFFSET_LABEL}: {kind} {', '.join(sorted(names))}", data, layout)
 
-            _without_refused(names - fixed, run)
+            _without_refused(names - fixed_outputs, run)
         # torch's own code has offsets of 64 bits, and may copy a whole cache.
-        caches = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
-        if caches and data.inputs[caches[0]].numel():
+        cache_names = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
+        if cache_names and data.inputs[cache_names[0]].numel():
             with suppress(LayoutRefused):
-                layout = Layout(dict.fromkeys(caches, FAR_PAGES), poisoned=True, sms=FEW_SMS)
-                self._judged(f"{OFFSETS}: {FAR_PAGES} of {', '.join(caches)}", data, layout)
+                layout = Layout(dict.fromkeys(cache_names, FAR_PAGES), poisoned=True, sms=FEW_SMS)
+                self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, layout)
 
     def _expanded(self, inputs: Inputs) -> None:
         """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses
-        some input by name, the run is repeated with this input as it was."""
+        some of these inputs by name, runs again with the original tensors for these inputs."""
         rows = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
@@ -270,20 +270,20 @@ class Check:
 
     def _in_place(self, data: CheckData) -> None:
         """Makes a run with outputs in the memory of inputs, if the op allows that and the kernel takes `out`."""
-        forms = dict(zip(data.names, data.forms, strict=True))
-        shared = {
+        output_forms = dict(zip(data.names, data.forms, strict=True))
+        shared_inputs = {
             output: name
             for output, name in self.spec.in_place.items()
             if isinstance(value := data.inputs.get(name), torch.Tensor)
-            if forms.get(output) == (value.shape, value.dtype)
+            if output_forms.get(output) == (value.shape, value.dtype)
         }
-        if shared and "out" in self.kernel.accepted:
+        if shared_inputs and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
-                layout = Layout(forms=data.forms, in_place=shared)
-                self._judged(f"other data, out is {', '.join(shared.values())}", data, layout)
+                layout = Layout(forms=data.forms, in_place=shared_inputs)
+                self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
-        """Runs the kernel on the first data with other numeric options.  A wrong kernel may use the old options."""
+        """Runs the kernel on the first data with other numeric options, because a wrong kernel may use the old ones."""
         new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if new_options:
             label = f"other {', '.join(new_options)}"
@@ -295,35 +295,35 @@ class Check:
         """Runs the kernel on the first data again; the results of all runs must be equal bit for bit.
 
         If the kernel takes `out`, the caller's outputs hold NaN in the first run and an old answer in the second.  The
-        first run makes two calls, because a kernel may skip the second one.  The second run is in another thread."""
-        into_out = "out" in self.kernel.accepted and not self.spec.mutates
-        label = "first data again, into out" if into_out else "first data again"
-        forms = data.forms if into_out else ()
-        layout = Layout(out="plain" if into_out else None, forms=forms)
-        runs = [self._judged(label, data, replace(layout, twice=True))]
-        stale = self.answers[-2].outputs if into_out else ()
-        if [value.shape for value in stale] != [value.shape for value in runs[0]]:
+        first run makes two calls, because a kernel may skip the second call.  The second run is in another thread."""
+        takes_out = "out" in self.kernel.accepted and not self.spec.mutates
+        label = "first data again, into out" if takes_out else "first data again"
+        output_forms = data.forms if takes_out else ()
+        layout = Layout(out="plain" if takes_out else None, forms=output_forms)
+        run_outputs = [self._judged(label, data, replace(layout, twice=True))]
+        stale = self.answers[-2].outputs if takes_out else ()
+        if [value.shape for value in stale] != [value.shape for value in run_outputs[0]]:
             stale = ()
-        rerun = replace(layout, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
+        rerun = replace(layout, out="padded" if takes_out else None, stale=stale, same_memory=True, elsewhere=True)
         try:
-            runs.append(self._judged(f"{label}, in another thread", data, rerun))
+            run_outputs.append(self._judged(f"{label}, in another thread", data, rerun))
         except LayoutRefused:
             rerun = replace(rerun, out="plain")
-            runs.append(self._judged(f"{label}, in another thread", data, rerun))
+            run_outputs.append(self._judged(f"{label}, in another thread", data, rerun))
         if self.device.type == "cuda":
-            runs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
+            run_outputs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
         if self._own_stream:
             return
-        run_pairs = [(runs[0], later) for later in runs[1:]]
+        run_pairs = [(run_outputs[0], later_run) for later_run in run_outputs[1:]]
         if rerun.out == "padded" and _differing(self.spec, *run_pairs[0]):
             # Another layout of the output may take another path, as torch's products do; so it is run once more.
-            run_pairs[0] = (runs[1], self._judged(label, data, rerun))
+            run_pairs[0] = (run_outputs[1], self._judged(label, data, rerun))
         for run_pair in run_pairs:
             if name := _differing(self.spec, *run_pair):
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on new values at the addresses of the last run, like an engine.  The weights stay."""
+        """Runs the kernel on new values at the addresses of the last run, like an engine.  Weights do not change."""
         if not alike(first.inputs, other.inputs):
             return
         weight_names = kept_names(self.spec, first.inputs)
@@ -342,7 +342,7 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with `names`, then again without names that the launcher refuses; None if no name is left."""
+    """Calls `run` with argument names, then again without names that the launcher refuses; None if none is left."""
     while names:
         try:
             return run(names)
@@ -354,18 +354,18 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """Returns a list with one random member of `sets`, all equally likely; empty if `sets` is empty."""
-    state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
+    random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
     for count, item in enumerate(sets, 1):
-        chosen_sets = [item] if not state.randrange(count) else chosen_sets
+        chosen_sets = [item] if not random_state.randrange(count) else chosen_sets
     return chosen_sets
 
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Sets one CPU thread for small inputs.  Starting more takes longer than the work, 10x longer on a busy CPU."""
+    """Uses one CPU thread for small inputs.  To start more takes longer than the work, 10x longer on a busy CPU."""
     threads = torch.get_num_threads()
-    elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
-    if elements < SMALL_ELEMENTS:
+    element_count = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+    if element_count < SMALL_ELEMENTS:
         torch.set_num_threads(1)
     try:
         yield

@@ -26,11 +26,11 @@ from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
 
-_CPUS = Path("/sys/devices/system/cpu")
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout (or installation) of the running program."""
-FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
-COMMIT = "ROOFLAB_COMMIT"
+SOURCE_FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+COMMIT_VARIABLE = "ROOFLAB_COMMIT"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Environment:
         )
 
     @staticmethod
-    def tree(root: Path | None = None, folders: Sequence[str] = FOLDERS) -> str:
+    def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
         """Returns the hash of the source files in `folders` of `root`, by default of the running program."""
         return tree_hash(root, folders) if root else _own_tree()
 
@@ -158,36 +158,36 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
 
     The hash omits the GPU's uuid and the size of the host's memory: both differ between machines of one kind."""
     name = gpu.name if gpu else cpu
-    parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    speed_parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"{slug}-{cores}c-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+    return f"{slug}-{cores}c-{hashlib.sha256(repr(speed_parts).encode()).hexdigest()[:8]}"
 
 
 @cache
-def last_level_cache_bytes(folder: Path = _CPUS) -> int:
+def last_level_cache_bytes(folder: Path = _CPU_FOLDER) -> int:
     """Returns the total bytes of all last-level data caches, read from sysfs; 32 MiB if sysfs lists no cache."""
     sizes: dict[tuple[int, str], int] = {}
     for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         if (index / "type").read_text().strip() != "Instruction":
-            level = int((index / "level").read_text())
-            shared = (index / "shared_cpu_list").read_text().strip()
-            sizes[level, shared] = _size((index / "size").read_text().strip())
+            cache_level = int((index / "level").read_text())
+            shared_cpus = (index / "shared_cpu_list").read_text().strip()
+            sizes[cache_level, shared_cpus] = _size((index / "size").read_text().strip())
     if not sizes:
         return 32 * 2**20
-    last = max(level for level, _ in sizes)
-    return sum(size for (level, _), size in sizes.items() if level == last)
+    last_level = max(cache_level for cache_level, _ in sizes)
+    return sum(size for (cache_level, _), size in sizes.items() if cache_level == last_level)
 
 
 def _size(text: str) -> int:
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+    unit_bytes = {"K": 2**10, "M": 2**20, "G": 2**30}
+    return int(text[:-1]) * unit_bytes[text[-1]] if text[-1] in unit_bytes else int(text)
 
 
 @cache
 def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
+    cpu_info_file = Path("/proc/cpuinfo")
+    if cpu_info_file.is_file():
+        for line in cpu_info_file.read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()
@@ -205,20 +205,20 @@ def _version(package: str) -> str | None:
 def git_state(path: Path) -> tuple[str | None, bool | None]:
     """Returns the git commit at `path`, and whether files have changed since.  Returns `(None, None)` without git.
 
-    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, the commit is that of
-    its repository; a change of this file or of a committed file counts.  An ignored file gives `(None, None)`."""
+    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, its repository gives
+    the commit.  Then changes of this file and of committed files count.  An ignored file gives `(None, None)`."""
     return file_state(path) if path.is_file() else _folder_state(path)
 
 
 def _folder_state(root: Path) -> tuple[str | None, bool | None]:
-    top = git_says(root, "rev-parse", "--show-toplevel")
+    top_folder = git_says(root, "rev-parse", "--show-toplevel")
     # A package that is installed inside another project's checkout must not report that checkout's commit.
-    if top is None or Path(top).resolve() != root.resolve():
+    if top_folder is None or Path(top_folder).resolve() != root.resolve():
         return None, None
     commit = git_says(root, "rev-parse", "--verify", "HEAD")
     # Ignores results/: a run writes its own records there, and runs no code from there.
-    changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
-    return commit, None if commit is None or changes is None else bool(changes)
+    changed_files = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
+    return commit, None if commit is None or changed_files is None else bool(changed_files)
 
 
 def own_state() -> tuple[str | None, bool | None]:
@@ -226,18 +226,20 @@ def own_state() -> tuple[str | None, bool | None]:
 
     This variable is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at COMMIT, and shows whether the copy has changed.
     Without TREE the second value is None.  Raises `ValueError` if the variable has another form."""
-    state = git_state(ROOT)
-    variable = os.environ.get(COMMIT, "")
-    if state[0] is not None or not variable:
-        return state
-    commit, _, tree = variable.partition(":")
-    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in variable and not re.fullmatch("[0-9a-f]{16}", tree)):
-        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {variable!r}")
+    program_state = git_state(ROOT)
+    setting = os.environ.get(COMMIT_VARIABLE, "")
+    if program_state[0] is not None or not setting:
+        return program_state
+    commit, _, tree = setting.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in setting and not re.fullmatch("[0-9a-f]{16}", tree)):
+        raise ValueError(
+            f"{COMMIT_VARIABLE}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {setting!r}"
+        )
     return commit, tree != Environment.tree() if tree else None
 
 
 def gpu_uuid(device: torch.device | int) -> str:
-    """Returns the uuid that names a CUDA device in NVML.  NVML's GPU indices ignore CUDA_VISIBLE_DEVICES."""
+    """Returns the uuid that names a CUDA device in NVML, because NVML's GPU indices ignore CUDA_VISIBLE_DEVICES."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -246,10 +248,10 @@ def _gpu(index: int) -> Gpu | None:
         return None
     device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
     properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
-    with nvml_of(uuid) as connection:
-        if connection is None:
+    with nvml_of(uuid) as nvml_connection:
+        if nvml_connection is None:
             return Gpu(*properties)
-        nvml, handle = connection
+        nvml, handle = nvml_connection
         limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
         mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
@@ -264,7 +266,7 @@ def _gpu(index: int) -> Gpu | None:
         )
 
 
-POWER_INSTANT, SUCCESS = 186, 0
+POWER_INSTANT, NVML_SUCCESS = 186, 0
 """`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages lack the first name."""
 
 
@@ -302,10 +304,10 @@ def power_w(nvml: ModuleType, handle: object) -> float | None:
     The query `nvmlDeviceGetPowerUsage` is not used: it averages over 1 s on most cards, far longer than a kernel runs.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
-    return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == SUCCESS else None
+    return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == NVML_SUCCESS else None
 
 
-def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:
+def tree_hash(root: Path = ROOT, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
     """Returns a hash of all source files.  It identifies the code without a commit, or after uncommitted changes."""
     total = hashlib.sha256()
     for folder in folders:
@@ -326,6 +328,6 @@ def file_state(file: Path) -> tuple[str | None, bool | None]:
     commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known_files else None
     if commit is None:
         return None, None
-    changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
-    of_file = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
-    return commit, None if changes is None or of_file is None else bool(changes or of_file)
+    changed_files = git_says(folder, "status", "--porcelain", "--untracked-files=no")
+    file_changes = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
+    return commit, None if changed_files is None or file_changes is None else bool(changed_files or file_changes)

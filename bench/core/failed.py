@@ -39,20 +39,20 @@ class Failed(Exception):
 
         from rooflab.kernels._cuda import CudaCompileError
 
-        text = str(error).strip()
-        if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
-            return cls("OUT_OF_MEMORY", text)
-        if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
-            return cls.by(text)
+        error_text = str(error).strip()
+        if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in error_text:
+            return cls("OUT_OF_MEMORY", error_text)
+        if isinstance(error, ValueError) and error_text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
+            return cls.by(error_text)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         file_line = f"{Path(frame.filename).name}:{frame.lineno}"
-        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({file_line})"
-        compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
-        return cls("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
+        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {error_text} ({file_line})"
+        is_compile_error = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
+        return cls("COMPILE_ERROR" if is_compile_error else "RUNTIME_ERROR", reason)
 
     @staticmethod
     def errors() -> tuple[type[BaseException], ...]:
-        """Returns the exception types that are faults of the kernel.  Any other exception is a checker's fault."""
+        """Returns the exception types that are faults of the kernel.  Any other exception is a fault of the checker."""
         from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
         return (

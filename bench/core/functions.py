@@ -24,9 +24,9 @@ from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
 
-KEY = "function"
+FUNCTION_OP = "function"
 """The name of a function's op."""
-SCHEME = "as made"
+FUNCTION_SCHEME = "as made"
 """The name of the only scheme of a function's op.  The caller chooses the dtypes of the tensors."""
 Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
@@ -42,10 +42,10 @@ def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     if not dtype.is_floating_point or not magnitude.numel():
         return torch.zeros_like(magnitude)
     eps = torch.finfo(dtype).eps
-    finite = torch.isfinite(magnitude)
-    rms = magnitude[finite].square().mean().sqrt() if finite.any() else torch.zeros((), dtype=torch.float64)
+    finite_mask = torch.isfinite(magnitude)
+    rms = magnitude[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
     max_error = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
-    return torch.where(finite, max_error, 0.0)  # an infinity must be met exactly
+    return torch.where(finite_mask, max_error, 0.0)  # an infinity must be met exactly
 
 
 def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
@@ -66,7 +66,7 @@ class FunctionOp(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
-        """Makes the op of `fn` and `reference`.  Both get the values of `make(seed)`, a mapping as keywords.
+        """Makes the op of `fn` and `reference`.  Both get the values of `make(seed)`, by keyword if they are a mapping.
 
         The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor."""
         made_inputs = make(seed)
@@ -81,9 +81,9 @@ class FunctionOp(NamedTuple):
         """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
         Dtypes must be equal, but a float may have a reference in fp64.  Integers must be equal.  Floats may differ by a
-        few roundings to the output dtype, relative to the larger of the element and the tensor's root mean square: the
-        error of a sum grows with its terms, not with its value.  Raises `ValueError` if an argument is neither a tensor
-        nor a tuple of tensors, or if the numbers or dtypes of outputs differ."""
+        few roundings to the output dtype, relative to the element or to the tensor's root mean square (the larger one).
+        The reason is that the error of a sum grows with its terms, not with its value.  Raises `ValueError` if an
+        argument is neither a tensor nor a tuple of tensors, or if the numbers or dtypes of outputs differ."""
         actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
         if len(actuals) != len(oracles):
             raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
@@ -96,7 +96,7 @@ class FunctionOp(NamedTuple):
         return verdicts
 
     def checked(self, seed: int) -> CheckResult:
-        """Checks the function like a kernel, without adversarial inputs: guards, other data, repeats, aliases."""
+        """Checks the function like a kernel (guards, other data, repeats, aliases), but without adversarial inputs."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 
@@ -113,8 +113,8 @@ class AsKernel:
 
     def __init__(self, bind: Callable[[Inputs], Callable[[], Result]], names: Iterable[str]):
         self.bind = bind
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        parameter_kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, parameter_kind) for name in names])
 
     def __call__(self, **inputs: object) -> Result:
         return self.bind(inputs)()
@@ -142,14 +142,14 @@ def op_of(
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
     strides = {name: values[name].stride() for name in names if isinstance(values[name], torch.Tensor)}
     kernel_fn = AsKernel(lambda inputs: _bound(fn, made_inputs, {**values, **inputs}), names)
-    right = AsKernel(lambda inputs: _bound(reference, made_inputs, copied({**values, **inputs})), names)
+    reference_fn = AsKernel(lambda inputs: _bound(reference, made_inputs, copied({**values, **inputs})), names)
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
-        fresh = named(make(seed))
-        return {name: _to_meta(fresh[name]) if place.type == "meta" else fresh[name] for name in names}
+        fresh_inputs = named(make(seed))
+        return {name: _to_meta(fresh_inputs[name]) if place.type == "meta" else fresh_inputs[name] for name in names}
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-        return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
+        return tuple(tolerance(dtype, value).to(value.device) for dtype, value in zip(dtypes, oracle, strict=True))
 
     def unsupported(arguments: object) -> str | None:
         for name, stride in strides.items():
@@ -160,8 +160,8 @@ def op_of(
 
     outputs = tuple(f"output {index}" for index in range(len(dtypes)))
     spec = OpSpec(
-        name=KEY,
-        reference=right,
+        name=FUNCTION_OP,
+        reference=reference_fn,
         make_inputs=spec_inputs,
         # Nothing says what the function must read: a gather does not read most of its inputs.
         cost=lambda args: Cost(read_bytes=0.0, write_bytes=0.0),
@@ -169,10 +169,12 @@ def op_of(
         cases={"smoke": (Case(),)},
         tolerance=limits,
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
-        schemes=(SCHEME,),
+        schemes=(FUNCTION_SCHEME,),
     )
-    kernel = Kernel(KEY, "fn", "optimized", "torch", kernel_fn, unsupported=unsupported)
-    return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
+    kernel = Kernel(FUNCTION_OP, "fn", "optimized", "torch", kernel_fn, unsupported=unsupported)
+    return FunctionOp(
+        kernel, spec, Case(), Scheme(FUNCTION_SCHEME, torch.float32, torch.float32, torch.float32), device
+    )
 
 
 def _to_meta(value: object) -> object:
@@ -201,15 +203,15 @@ class Checked(NamedTuple):
         This check also needs other data; they are the values of `args`, shifted by one position.  `fn` may change its
         arguments, and two runs may differ in their bits.  Without a reference, the check only finds writes outside the
         arguments, and a result that changes after the call."""
-        expected = reference(*map(_copy, args)) if reference is not None else None
-        copies = [*map(_copy, args)]
-        result, interpreted = _watched(partial(fn, *copies))
+        expected_outputs = reference(*map(_copy, args)) if reference is not None else None
+        arg_copies = [*map(_copy, args)]
+        result, is_interpreted = _watched(partial(fn, *arg_copies))
         outputs = _plain(result)
         tensors = {n: value for n, value in enumerate(args) if _can_be_guarded(value)}
 
         def make(seed: int) -> list[object]:
-            fresh = {n: _copy(value) for n, value in tensors.items()}
-            values = {n: _shifted(value) for n, value in fresh.items()} if seed else fresh
+            fresh_tensors = {n: _copy(value) for n, value in tensors.items()}
+            values = {n: _shifted(value) for n, value in fresh_tensors.items()} if seed else fresh_tensors
             return [values.get(n, value) for n, value in enumerate(args)]
 
         dtypes = [output.dtype for output in outputs]
@@ -218,17 +220,17 @@ class Checked(NamedTuple):
 
         def wrong(actual: object) -> str:
             try:
-                verdicts = FunctionOp.judge(actual, expected) if reference is not None else []
+                verdicts = FunctionOp.judge(actual, expected_outputs) if reference is not None else []
             except ValueError as error:
                 return str(error)
             return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
 
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
-        if not fault and not interpreted and outputs and tensors:
+        if not fault and not is_interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
-        judged = reference is not None and all(same_bits(value, copies[n]) for n, value in tensors.items())
+        is_judged = reference is not None and all(same_bits(value, arg_copies[n]) for n, value in tensors.items())
         check_again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
-        return cls(result, fault, interpreted, op, judged, check_again)
+        return cls(result, fault, is_interpreted, op, is_judged, check_again)
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
@@ -255,7 +257,7 @@ def _fault(op: FunctionOp, judged: bool) -> str:
 
 
 class _AsItIs(Runner):
-    """Runs a function in the caller's thread, with the caller's modes.  The function may change its arguments."""
+    """Runs a function in the caller's thread, with the caller's torch modes.  The function may change its arguments."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         super().__init__(kernel, spec, scheme, device)
@@ -271,8 +273,8 @@ class _AsItIs(Runner):
 def _shifted(value: torch.Tensor) -> torch.Tensor:
     """Rolls a float tensor in place by one position along the last dimension, and returns the tensor."""
     if value.is_floating_point() and value.ndim:
-        raw = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
-        raw.copy_(raw.roll(1, -1))
+        raw_values = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
+        raw_values.copy_(raw_values.roll(1, -1))
     return value
 
 
@@ -300,8 +302,8 @@ def _copy(value: Any) -> Any:
 def device_of(*values: object) -> torch.device:
     """Returns the device of the first CUDA tensor, also inside containers; without tensors, the current CUDA device."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-    if on_cuda := [tensor.device for tensor in tensors if tensor.is_cuda]:
-        return on_cuda[0]
+    if cuda_devices := [tensor.device for tensor in tensors if tensor.is_cuda]:
+        return cuda_devices[0]
     # A closure hides its tensors; a CPU clock would time only the launch of CUDA work.
     if torch.cuda.is_available() and not tensors:
         return torch.device("cuda", torch.cuda.current_device())

@@ -36,8 +36,8 @@ class Measurement:
     """Holds the settings and the state of a measurement, for all records of a run.
 
     The first check of a kernel has adversarial (planted) inputs.  It uses the first small case that the kernel
-    supports, and runs in a child process, where the kernel may hang or break its CUDA context.  Then the kernel is
-    checked here on each case, without adversarial inputs, because they take seconds at a model's sizes."""
+    supports.  It runs in a child process, because the kernel may hang or break its CUDA context.  Then the kernel is
+    checked in this process on each case, without adversarial inputs, because they take seconds at a model's sizes."""
 
     spec: OpSpec
     scheme: Scheme
@@ -71,13 +71,13 @@ class Measurement:
         Every kernel is checked first; a kernel that fails gets no time.  If a kernel cannot run here, its record has
         the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs, and the records say so.
         A run with a time limit raises `ContextBroken` instead, so that a fresh process can continue."""
-        limited = self.settings.limit_s < math.inf
+        has_limit = self.settings.limit_s < math.inf
         try:
             for case in cases:
                 for record in self._of_case(kernels, case):
-                    if not (limited and record.reason.startswith(BROKEN_CONTEXT)):  # it says nothing of its kernel
+                    if not (has_limit and record.reason.startswith(BROKEN_CONTEXT)):  # it says nothing of its kernel
                         yield record
-                if limited and (context_error := self.broken or already_broken(self.device)):
+                if has_limit and (context_error := self.broken or already_broken(self.device)):
                     raise ContextBroken(context_error)
         finally:
             self.running(())
@@ -85,31 +85,31 @@ class Measurement:
     def _of_case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
         seed, cpu_threads = self.settings.seed, torch.get_num_threads()
         # The first sum of meta tensors imports torch._dynamo, which takes 1 s in each process of an A/B.
-        priced = None if self.settings.paired else self._priced(case)
-        short = short_of_memory(self.spec, priced, self.device) if priced and not self.broken else ""
-        check_results, copies = dict[str, CheckResult](), list[Inputs]()
+        meta_inputs = None if self.settings.paired else self._priced(case)
+        shortage = short_of_memory(self.spec, meta_inputs, self.device) if meta_inputs and not self.broken else ""
+        check_results, input_copies = dict[str, CheckResult](), list[Inputs]()
         failed_by_name, rotations = dict[str, Failed](), dict[str, Rotation]()
         for kernel in kernels:
             try:
-                self._check_runnable(kernel, short)
+                self._check_runnable(kernel, shortage)
                 if not self.settings.checked:
                     check_results[kernel.name] = result = self._checked(kernel, case)
                     if result.status != "OK":
                         raise Failed(result.status, result.reason)
-                copies = copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
-                rotations[kernel.name] = self._function(kernel, copies)
+                input_copies = input_copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
+                rotations[kernel.name] = self._function(kernel, input_copies)
             except Failed as fault:
                 failed_by_name[kernel.name] = fault
         KEPT_DATA.forget()
-        judged = bool(rotations) and self.settings.judge
-        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, seed) if judged else None
+        is_judged = bool(rotations) and self.settings.judge
+        unseen = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
         timed, failures, clocks = self._together(rotations, unseen)
         for name, error in unseen.wrong({name: rotations[name] for name in timed}).items() if unseen else ():
             failures[name] = Failed("INCORRECT", f"after timing: {error}")
         profiles, faults = observe({name: rotations[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed_by_name |= failures | faults
-        inputs = priced or (copies[0] if copies else self._priced(case))
+        inputs = meta_inputs or (input_copies[0] if input_copies else self._priced(case))
         cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
@@ -126,15 +126,15 @@ class Measurement:
     def why_not(kernel: Kernel, device: torch.device) -> Failed | None:
         """Returns the reason why `kernel` cannot be timed on `device`, whatever the inputs; None if it can be timed."""
         refusal = kernel.why_not_here(device)
-        in_software = device.type == "cpu" and kernel.backend not in CPU_BACKENDS
-        if in_software and (refusal is None or (refusal.status == "UNSUPPORTED" and "cpu" in kernel.devices)):
+        runs_in_software = device.type == "cpu" and kernel.backend not in CPU_BACKENDS
+        if runs_in_software and (refusal is None or (refusal.status == "UNSUPPORTED" and "cpu" in kernel.devices)):
             return Failed("UNSUPPORTED", INTERPRETED)
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
         """Raises `Failed` if the kernel cannot run here, or if there is too little memory."""
-        if refused := self.why_not(kernel, self.device):
-            raise refused
+        if refusal := self.why_not(kernel, self.device):
+            raise refusal
         if short:
             raise Failed("OUT_OF_MEMORY", short)
         if self.broken:
@@ -177,8 +177,8 @@ class Measurement:
         or else `case`.  Returns None if an earlier run has made this check."""
         if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
-            for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                result = self._first(kernel, small)
+            for small_case in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
+                result = self._first(kernel, small_case)
                 if result.status != "UNSUPPORTED":
                     self.gated[kernel.name] = result
                     break
@@ -186,8 +186,8 @@ class Measurement:
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
         """Makes the first check of the kernel in a child process, or here if the kernel is not registered."""
-        registered, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
-        if registered is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
+        registered_op, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
+        if registered_op is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
@@ -207,10 +207,10 @@ class Measurement:
         self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
         """Returns the record of a kernel without a time."""
-        roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
+        ceilings, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
         status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
-        if roofs and roofs.noise and self._bound(cost):
-            reason = reason or f"its bound is NOISY: {roofs.noise}"
+        if ceilings and ceilings.noise and self._bound(cost):
+            reason = reason or f"its bound is NOISY: {ceilings.noise}"
         return replace(
             self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, reason),
             config=asdict(config) if config is not None else None,
@@ -224,9 +224,9 @@ class Measurement:
         )
 
     def _bound(self, cost: Cost) -> Bound | None:
-        roofs = self.ceilings
-        all_rates = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
-        return bound(cost, roofs) if roofs and all_rates else None
+        ceilings = self.ceilings
+        has_all_rates = ceilings is not None and cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys()
+        return bound(cost, ceilings) if ceilings and has_all_rates else None
 
     def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
@@ -245,17 +245,17 @@ class Measurement:
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
         """Returns the record with its bound, the kernel's memory traffic, and the rates.  A NOISY time or bound gives
-        no rates.  The traffic is left out if the device's memory cannot move these bytes in the measured time."""
-        traffic, reason, limits = claimed, record.reason, self._limits()
+        no rates.  The traffic is left out if no memory of the device can move these bytes in the measured time."""
+        traffic, reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
-        if traffic and median_s and limits:
-            fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
-            if traffic.bytes / median_s > MAX_EXCESS * fastest:
+        if traffic and median_s and machine_limits:
+            fastest_rate = max(machine_limits.hbm_bytes_per_s, machine_limits.l2_bytes_per_s or 0.0)
+            if traffic.bytes / median_s > MAX_EXCESS * fastest_rate:
                 note = "its claimed traffic is left out: no memory here could have moved it in that time"
                 traffic, reason = None, reason or note
         moved_bytes = traffic.bytes if traffic else cost.bytes
         seconds = median_s if record.status != "NOISY" else None
-        roofs, limit = self.ceilings, self._bound(cost)
+        ceilings, limit = self.ceilings, self._bound(cost)
         return replace(
             record,
             reason=reason,
@@ -266,8 +266,8 @@ class Measurement:
             bytes_per_s=moved_bytes / seconds if seconds else None,
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
-            bound_fraction=limit.fraction(seconds) if limit and seconds and roofs and not roofs.noise else None,
-            ceilings=asdict(roofs) if roofs else None,
+            bound_fraction=limit.fraction(seconds) if limit and seconds and ceilings and not ceilings.noise else None,
+            ceilings=asdict(ceilings) if ceilings else None,
         )
 
     def _limits(self) -> Ceilings | None:
@@ -279,6 +279,6 @@ class Measurement:
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
         excess = samples.median_s > 0 and above_limits(samples, cost, ceilings)
-        in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if excess and not (excess[0] == "memory" and in_cache):
+        fits_in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
+        if excess and not (excess[0] == "memory" and fits_in_cache):
             self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

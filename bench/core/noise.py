@@ -15,20 +15,20 @@ from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.record import L2State, Record
 from rooflab.roofline.model import Ceilings, Cost, bound
 
-WAITING = 0.05
+MAX_WAITING = 0.05
 """The highest allowed ratio of the time that threads waited for a processor to the time that threads ran.  On a 2-core
 EPYC: 0.001 to 0.01 when quiet, 0.34 to 0.47 with one core busy, 1.0 with both cores busy."""
-SPREAD = 2.0
+MAX_SPREAD = 2.0
 """The highest allowed ratio of the 80th percentile to the 20th.  On that EPYC: 1.05 to 1.7 when quiet, up to 200 with
-both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `WAITING` cannot."""
-DRIFT = 1.5
+both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `MAX_WAITING` cannot."""
+MAX_DRIFT = 1.5
 """The highest allowed ratio, up or down, of the medians of the later and the earlier half: up to 1.4 when quiet."""
 FEWEST = 0.25
 """The lowest allowed number of samples, as a share of those that fit into the time (the time over the median sample).
 With a first call of 300 ms in a budget of 150 ms, 5 of 80 samples were left, and their median was 6% too long."""
 MAX_EXCESS = 1.05
 """If a reading exceeds a limit by more than this factor, noise is not the reason."""
-CAUSES = {
+LIKELY_CAUSES = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
     "vector": "the cost counts work that these inputs do not need",
@@ -67,7 +67,7 @@ class Samples:
 
 
 def few(samples: int, room: int) -> str:
-    """Explains why a reading has too few samples, or returns "".  `room`: the samples that fit into the time."""
+    """Explains why a reading has too few samples, or returns "".  `room` is the number of samples that would fit."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
@@ -78,16 +78,16 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
 
     `waiting` is the time that the process's threads waited for a processor, divided by the time that they ran.  It is
     None if the system does not report it.  If there are no samples, only `waiting` decides."""
-    if waiting is not None and waiting > WAITING:
+    if waiting is not None and waiting > MAX_WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
         return ""
     p20, p80 = np.percentile(seconds, (20, 80))
-    if p80 > SPREAD * p20:
+    if p80 > MAX_SPREAD * p20:
         return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
     middle = len(seconds) // 2
     early_s, late_s = (float(np.median(half_samples)) for half_samples in (seconds[: middle or 1], seconds[middle:]))
-    if max(early_s, late_s) > DRIFT * min(early_s, late_s):
+    if max(early_s, late_s) > MAX_DRIFT * min(early_s, late_s):
         return f"the median of the later half of the samples is {late_s / early_s:.2g} times that of the earlier half"
     return ""
 
@@ -106,17 +106,17 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate limits only the bytes read, and only
     if L2 was cold.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
-    bounded = replace(cost, tensor_flops=tensor_flops)
+    bounded_cost = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
     if on_gpu:
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
-        bounded = replace(bounded, write_bytes=0.0, read_bytes=read_bytes)
-    limit = bound(bounded, limits)
-    times: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
+        bounded_cost = replace(bounded_cost, write_bytes=0.0, read_bytes=read_bytes)
+    limit = bound(bounded_cost, limits)
+    limit_shares: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
-        times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
-    limiter = max(times, key=lambda part: times[part])
-    return (limiter, times[limiter]) if times[limiter] > MAX_EXCESS else None
+        limit_shares["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
+    limiter = max(limit_shares, key=lambda part: limit_shares[part])
+    return (limiter, limit_shares[limiter]) if limit_shares[limiter] > MAX_EXCESS else None
 
 
 def why_invalid(
@@ -128,31 +128,33 @@ def why_invalid(
     a time below that of an empty kernel, a clock that is too coarse (`UNRESOLVED: ...`), and a reading above `limits`.
     `limits` are the rates that the device cannot exceed at its highest clock.  An argument that is None is not checked.
     """
-    seconds, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
+    median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault
-    if bad_count := sum(not math.isfinite(sample) for sample in (*samples.seconds, seconds)):
+    if bad_count := sum(not math.isfinite(sample) for sample in (*samples.seconds, median_s)):
         return f"{bad_count} readings are not finite numbers; likely cause: the timer failed"
-    if seconds <= 0 or min(samples.seconds) < 0:
-        return f"the {method} timer read {seconds:g} s; likely cause: the clock stands still, or nothing was launched"
+    if median_s <= 0 or min(samples.seconds) < 0:
+        return f"the {method} timer read {median_s:g} s; likely cause: the clock stands still, or nothing was launched"
     if throttled := (clocks or {}).get("throttled"):
         return f"the card was throttled ({', '.join(throttled)}); likely cause: cooling or power supply"
-    if floor_s is not None and seconds * MAX_EXCESS < floor_s:
+    if floor_s is not None and median_s * MAX_EXCESS < floor_s:
         return (
-            f"{seconds * 1e6:.2f} us is below the {floor_s * 1e6:.2f} us that an empty kernel takes by {method}; "
+            f"{median_s * 1e6:.2f} us is below the {floor_s * 1e6:.2f} us that an empty kernel takes by {method}; "
             f"likely cause: nothing was launched, as by a cached answer, or another stream did the work"
         )
     if not samples.resolved:
         return f"UNRESOLVED: the {method} timer is too coarse for it"
     excess = above_limits(samples, cost, limits) if cost and limits else None
-    return f"{excess[1]:.2f} times the {excess[0]} ceiling; likely cause: {CAUSES[excess[0]]}" if excess else None
+    return (
+        f"{excess[1]:.2f} times the {excess[0]} ceiling; likely cause: {LIKELY_CAUSES[excess[0]]}" if excess else None
+    )
 
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
-    """Adds a reading to the record, without the rates.  Samples that are not finite are kept but give no latency."""
-    floor = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
-    times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
-    p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)
+    """Adds a time reading to the record, but no rates.  Samples that are not finite are kept but give no latency."""
+    floor_field = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
+    time_fields = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
+    p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in time_fields)
     return replace(
         record,
         basis="measured",
@@ -164,5 +166,5 @@ def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) ->
         samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         clocks=clocks,
-        metrics={"calls_per_sample": float(samples.calls_per_sample), **floor},
+        metrics={"calls_per_sample": float(samples.calls_per_sample), **floor_field},
     )

@@ -59,8 +59,8 @@ class Checkers:
         return cores() if self.device.type == "cpu" else 1
 
     def _pool(self, kernel: Kernel) -> Pool:
-        emulated = self._emulators if kernel.has_code else None
-        return emulated or Pool.of_kernels(self.device.type == "cpu")
+        emulator_pool = self._emulators if kernel.has_code else None
+        return emulator_pool or Pool.of_kernels(self.device.type == "cpu")
 
     def start(self, checks: Sequence[CheckTask]) -> None:
         """Starts the child processes that `checks` need, and waits until these processes are ready."""
@@ -72,26 +72,26 @@ class Checkers:
 
         After a fault the child is ended, because the kernel may have changed the process.  After a wrong answer the
         child runs only the same kernel again.  If the kernel's file has changed, another child imports it."""
-        spec, refused = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
-        if task.schemes and refused:
-            task = task.taken(spec, refused) or task
+        spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
+        if task.schemes and refused_options:
+            task = task.taken(spec, refused_options) or task
         kernel, case, scheme = task.kernel, task.case, task.scheme
-        priced = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
+        meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
         file = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
-        user, pool = f"{file}{kernel.id} ", self._pool(kernel)
-        with pool.child(user) as child:
-            limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(priced)
-            with closing(Outside(child, limits, bytes_, kernel, spec, scheme, self.device)) as runner:
+        child_user, pool = f"{file}{kernel.id} ", self._pool(kernel)
+        with pool.child(child_user) as child:
+            ask_limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(meta_inputs)
+            with closing(Outside(child, ask_limits, bytes_, kernel, spec, scheme, self.device)) as runner:
                 result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
             if result.status not in ("OK", "INCORRECT", *NOT_RUN):
                 child.stop()
-            child.only_for = user if result.status == "INCORRECT" else child.only_for or file
+            child.only_for = child_user if result.status == "INCORRECT" else child.only_for or file
         if result.not_offered:
-            refused |= named_in(result.reason, options_on(spec, priced))
+            refused_options |= named_in(result.reason, options_on(spec, meta_inputs))
         return result
 
     def each(self, checks: Sequence[CheckTask], limit_s: float = math.inf) -> Iterator[tuple[int, CheckResult]]:
-        """Yields each result as soon as it is ready, with its index in `checks`.  Threads of this process judge.
+        """Yields each result and its index in `checks`, as soon as it is ready.  Outputs are judged in this process.
 
         No check begins after `limit_s` seconds.  Checks that run at that time have `LATE_S` seconds more.  A check that
         did not begin or did not end has no result."""
@@ -100,8 +100,8 @@ class Checkers:
         def begin(place: int) -> tuple[int, CheckResult] | None:
             return (place, self(checks[place])) if time.monotonic() < deadline else None
 
-        one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
-        threads = ThreadPoolExecutor(workers, initializer=one_thread)
+        thread_setup = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
+        threads = ThreadPoolExecutor(workers, initializer=thread_setup)
         futures = [threads.submit(begin, place) for place in range(len(checks))]
         try:
             with suppress(TimeoutError):  # what still runs then is left out
@@ -155,7 +155,7 @@ class Outside(Runner):
         return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
-        """Calls a method of the child's `Runner`, and raises its exceptions.  Raises `Failed` without an answer."""
+        """Calls a method of the child's `Runner`, and raises its exceptions.  Raises `Failed` if no answer comes."""
         try:
             request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:
@@ -175,7 +175,7 @@ class Outside(Runner):
 
 
 class Serving:
-    """The child's side of the protocol.  Holds the `Runner` of the kernel that the last `begin` request named."""
+    """Answers requests in the child.  Holds the `Runner` of the kernel that the last `begin` request named."""
 
     def __init__(self, make: Callable[[Kernel, OpSpec, Scheme, torch.device], Runner] = Runner):
         self._make = make
@@ -183,9 +183,9 @@ class Serving:
 
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
-        """Returns the kernel `name`; `file` registers it, if given.  Raises `ValueError` on an unknown name."""
-        registered = op in registry.ops() and name in registry.kernels(op)
-        if file and not registered:
+        """Returns the kernel `name`, which the given `file` may register.  Raises `ValueError` on an unknown name."""
+        is_registered = op in registry.ops() and name in registry.kernels(op)
+        if file and not is_registered:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
@@ -204,10 +204,10 @@ class Serving:
         if name == "begin":
             op, kernel, file, scheme, device = arguments
             try:
-                loaded = self.kernel(op, kernel, file)
+                loaded_kernel = self.kernel(op, kernel, file)
             except (ValueError, ImportError, OSError) as error:
                 raise Failed("RUNTIME_ERROR", str(error)) from error
-            self._runner = self._make(loaded, registry.get_op(op), get_scheme(scheme), torch.device(device))
+            self._runner = self._make(loaded_kernel, registry.get_op(op), get_scheme(scheme), torch.device(device))
             arguments = ()
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":
@@ -238,9 +238,9 @@ class _Writer(pickle.Pickler):
     def persistent_id(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return None
-        flat = value.detach().as_strided((extent(value.shape, value.stride()),), (1,)).view(torch.uint8).cpu()
+        flat_bytes = value.detach().as_strided((extent(value.shape, value.stride()),), (1,)).view(torch.uint8).cpu()
         offset = value.data_ptr() % ALIGNMENT
-        return value.dtype, tuple(value.shape), value.stride(), offset, bytearray(flat.numpy())
+        return value.dtype, tuple(value.shape), value.stride(), offset, bytearray(flat_bytes.numpy())
 
 
 class _Reader(pickle.Unpickler):
@@ -251,13 +251,13 @@ class _Reader(pickle.Unpickler):
         self._device = device
 
     def persistent_load(self, saved: Any) -> torch.Tensor:
-        dtype, shape, stride, offset, data = saved
-        buffer = torch.empty(len(data) + ALIGNMENT, dtype=torch.uint8, device=self._device)
+        dtype, shape, stride, offset, tensor_bytes = saved
+        buffer = torch.empty(len(tensor_bytes) + ALIGNMENT, dtype=torch.uint8, device=self._device)
         start = (offset - buffer.data_ptr()) % ALIGNMENT
-        if data:
-            buffer[start : start + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
-        flat = buffer[start : start + len(data)].view(dtype)
-        return flat.as_strided(shape, stride, flat.storage_offset())
+        if tensor_bytes:
+            buffer[start : start + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
+        flat_tensor = buffer[start : start + len(tensor_bytes)].view(dtype)
+        return flat_tensor.as_strided(shape, stride, flat_tensor.storage_offset())
 
     def find_class(self, module: str, name: str) -> Any:
         value = getattr(torch, name, None) if module == "torch" else None

@@ -31,9 +31,9 @@ Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside",
 is 1; dimensions in the reverse order; most rows more than 2**31 elements behind the first, beyond 32-bit offsets; the
 same for another dimension, such as heads; a contiguous cache whose pages after the first lie more than 2**31 elements
 behind it."""
-FAR: tuple[Arrangement, ...] = ("far", "far inside")
+FAR_LAYOUTS: tuple[Arrangement, ...] = ("far", "far inside")
 FAR_PAGES: Arrangement = "far pages"
-FAR_STRIDE, FAR_EXTENT, FAR_MOST, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
+FAR_STRIDE, FAR_EXTENT, FAR_SPAN, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
 """Limits of a far tensor, in elements: its far stride is below the first, because Triton passes a stride of 2**31 in 64
 bits; the extent of the far dimension; the largest distance from first to last element; the most rows, because each row
 takes a page of memory; strides are multiples of the last."""
@@ -62,12 +62,12 @@ class Guarded:
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
-        """Writes other values of the same shape to the same addresses.  torch's version counter does not change.
+        """Writes other values of the same shape to the same addresses.
 
-        Triton and CUDA kernels do not change this counter either."""
-        single = _single(self.view.stride())
+        torch's version counter does not change, as if a Triton or CUDA kernel had written the values."""
+        single_index = _single(self.view.stride())
         for view in (self.view.data, self._place_in(self.pristine)):
-            view[single].copy_(tensor[single])
+            view[single_index].copy_(tensor[single_index])
 
     def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
         """Returns a view of the tensor's elements in `copy`, a copy of the buffer."""
@@ -133,7 +133,7 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros with these strides, with 2**31 elements of room at both ends.  Untouched pages take no memory."""
+    """Returns zeros with these strides, and 2**31 unused elements before and after.  Untouched pages take no memory."""
     count = extent(shape, strides)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
@@ -150,23 +150,23 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards, with its alignment, in a layout.  `place` is the position of the argument."""
+    """Copies `tensor` between guards, in layout `arranged`, with its alignment.  `place`: the argument's position."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
-    if arranged in FAR and strides != tensor.stride():
+    if arranged in FAR_LAYOUTS and strides != tensor.stride():
         return _far(tensor, strides)
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
-    skew = tensor.data_ptr() % 16 // tensor.element_size()
-    buffer, view = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew)
+    skew_elements = tensor.data_ptr() % 16 // tensor.element_size()
+    buffer, view = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew_elements)
     if tensor.numel():
-        single = _single(tuple(strides))
-        view[single].copy_(tensor[single])
+        single_index = _single(tuple(strides))
+        view[single_index].copy_(tensor[single_index])
     return Guarded(buffer, buffer.clone(), view)
 
 
 def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
-    """Puts all tensors of one dtype, with their guards, into one storage, as if one matrix product had made them."""
+    """Puts all tensors of one dtype, with their guards, into one storage, as if one op had computed all of them."""
     placed_guards = dict(guards)
     for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
         names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
@@ -176,8 +176,8 @@ def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
             view, count = guards[name].view, guards[name].buffer.numel()
             buffer, start = storage[start : start + count], start + count
             offset = view.storage_offset() - guards[name].buffer.storage_offset()
-            placed = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + offset)
-            placed_guards[name] = Guarded(buffer, guards[name].pristine, placed)
+            placed_view = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + offset)
+            placed_guards[name] = Guarded(buffer, guards[name].pristine, placed_view)
     return placed_guards
 
 
@@ -194,11 +194,11 @@ def guard_output(
     If `stale` is given, the output holds these values of an earlier answer, like memory that a caller uses again."""
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = strides_of(model, arranged)
-    byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
-    if arranged in FAR and device.type != "cuda":
-        raw = torch.full((model.numel() * dtype.itemsize,), byte, dtype=torch.uint8)
-        return _far(raw.view(dtype).view(shape), strides)
-    buffer, view = _allocate(shape, tuple(strides), dtype, device, byte, 0)
+    fill_byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
+    if arranged in FAR_LAYOUTS and device.type != "cuda":
+        raw_bytes = torch.full((model.numel() * dtype.itemsize,), fill_byte, dtype=torch.uint8)
+        return _far(raw_bytes.view(dtype).view(shape), strides)
+    buffer, view = _allocate(shape, tuple(strides), dtype, device, fill_byte, 0)
     if stale is not None:
         view.copy_(stale)
     return Guarded(buffer, buffer.clone(), view)
@@ -211,8 +211,8 @@ def _allocate(
     guard_elements = GUARD_BYTES // dtype.itemsize
     all_elements = 2 * guard_elements + skew + extent(shape, strides)
     count = -(-all_elements // 256) * 256  # so that what follows in one storage is aligned too
-    raw = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
-    buffer = raw.view(dtype)
+    raw_bytes = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
+    buffer = raw_bytes.view(dtype)
     return buffer, buffer.as_strided(shape, strides, guard_elements + skew)
 
 
@@ -230,15 +230,17 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """Returns the strides of a tensor in a layout.  Longer strides get padding, so they do not follow from the sizes.
+    """Returns the strides of a tensor in the layout `arranged`.  Padding makes them differ from those that sizes give.
     A tensor keeps its strides if it is empty or expanded, or if it has one dimension and `arranged` is not "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
     order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
-    if arranged in FAR:
+    if arranged in FAR_LAYOUTS:
         far_strides = (
-            [] if tensor.device.type == "cuda" else _far_strides(tuple(tensor.shape), order, arranged == FAR[1], place)
+            []
+            if tensor.device.type == "cuda"
+            else _far_strides(tuple(tensor.shape), order, arranged == FAR_LAYOUTS[1], place)
         )
         return tuple(far_strides or strides)
     step = 2 if arranged == "apart" else 1
@@ -249,14 +251,14 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides, one near 2**31 or smaller if there are many rows.  `order`: dimensions by ascending stride.
+    """Returns strides with one far stride: near 2**31, or less in a long dimension.  `order`: dimensions by stride.
 
     The dimension with the far stride is the outermost one with at least three rows; with `inside` it is another one.
     Longer strides are multiples of the far stride, so that other dimensions can be merged.  Empty if no dimension fits.
     """
-    outer = [dim for dim in order[1:] if shape[dim] > 1]
-    outermost = next((dim for dim in reversed(outer) if shape[dim] > 2), outer[-1] if outer else None)
-    other_dims = [dim for dim in outer if dim != outermost]
+    outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
+    outermost = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
+    other_dims = [dim for dim in outer_dims if dim != outermost]
     if outermost is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
         return []
     for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outermost]:
@@ -266,7 +268,7 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
                 step = max(step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
             strides[dim] = step
             step *= shape[dim]
-        if step <= FAR_MOST:
+        if step <= FAR_SPAN:
             return strides
     return []
 
@@ -291,18 +293,18 @@ def poisoned_allocations() -> Iterator[None]:
 
     PyTorch's deterministic mode fills uninitialised memory with these values.  The mode also changes the algorithms of
     a few ops, so do not compare the bits of two runs inside this block."""
-    mode = torch.get_deterministic_debug_mode()
-    switch: Any = torch.utils.deterministic
-    fill = switch.fill_uninitialized_memory
+    old_mode = torch.get_deterministic_debug_mode()
+    torch_settings: Any = torch.utils.deterministic
+    old_fill = torch_settings.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
         torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` imports Inductor, which takes 2 s
-        switch.fill_uninitialized_memory = True
+        torch_settings.fill_uninitialized_memory = True
         try:
             yield
         finally:
-            torch.set_deterministic_debug_mode(mode)
-            switch.fill_uninitialized_memory = fill
+            torch.set_deterministic_debug_mode(old_mode)
+            torch_settings.fill_uninitialized_memory = old_fill
 
 
 LATE_S = 0.1
@@ -339,12 +341,12 @@ def _is_poison(output: torch.Tensor) -> bool:
         return bool(output.isnan().all())
     if output.dtype in (torch.bool, torch.uint8):
         return False  # poison is an ordinary value there
-    fresh = bool((output == torch.iinfo(output.dtype).max).all())
-    return fresh or bool((bits(output) == SENTINEL_BYTE).all())
+    is_fresh = bool((output == torch.iinfo(output.dtype).max).all())
+    return is_fresh or bool((bits(output) == SENTINEL_BYTE).all())
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Returns the weights' names.  A kernel may cache what it computes from a weight, while the tensor is the same."""
+    """Returns the weights' names.  A kernel may cache results of a weight as long as the tensor is the same."""
     prepared_names = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
 

@@ -28,16 +28,16 @@ from rooflab.kernels._folders import check_caches
 
 ROOT = Path(__file__).resolve().parents[2]
 """The tree of the running program."""
-BOOT = Path(__file__).with_name("boot.py")
-START_S = 180.0
+BOOT_FILE = Path(__file__).with_name("boot.py")
+START_LIMIT_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
 LOOK_S = 1.0
 """Seconds between two calls of the caller's `hangs`, which tells whether the child hangs."""
-IN_SOFTWARE_S = 1800.0
+CPU_RUN_LIMIT_S = 1800.0
 """Longest time of one run of a kernel on a CPU.  A large case in Triton's interpreter takes long."""
-ON_A_CARD_S = 120.0
+GPU_RUN_LIMIT_S = 120.0
 """Longest time of one run of a compiled kernel on a GPU.  A longer run hangs, and blocks the GPU."""
-END_S = 10.0
+KILL_LIMIT_S = 10.0
 """A process that still exists this many seconds after SIGKILL hangs in the driver."""
 
 
@@ -61,10 +61,10 @@ class ChildFailed(RuntimeError):
     def died(cls, status: int, words: str) -> ChildFailed:
         lines = [line.strip() for line in words.splitlines() if line.strip()]
         file_line = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
-        last = lines[-1][-500:] + file_line if lines else "it said nothing"
+        last_line = lines[-1][-500:] + file_line if lines else "it said nothing"
         error = cls()
         error.status, error.words = status, words
-        error.args = (f"its process ended with {error.how}: {last}",)
+        error.args = (f"its process ended with {error.how}: {last_line}",)
         return error
 
     @property
@@ -79,7 +79,7 @@ def command_for(modules: Sequence[str], tree: Path | None = None, python: str = 
 
     With `tree` the child takes the kernels from this folder, and `bench` from the running program's folder."""
     # -P: imports must not look into the script's folder first.
-    return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
+    return [python, "-P", str(BOOT_FILE), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
 class Child:
@@ -102,8 +102,8 @@ class Child:
         own_session: bool = True,
     ):
         new_environment = {**os.environ, **(environment or {})}
-        variables = {name: value for name, value in new_environment.items() if value is not None}
-        check_caches(variables)
+        child_variables = {name: value for name, value in new_environment.items() if value is not None}
+        check_caches(child_variables)
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115  open while the child is
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
@@ -112,7 +112,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=variables,
+            env=child_variables,
             cwd=folder,
             text=True,
             start_new_session=own_session,
@@ -168,8 +168,8 @@ class Child:
     def ask(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Json:
         """Sends a request, and returns the answer.
 
-        Raises `ChildFailed` if no answer comes within `limit_s` seconds (the start may take `START_S` more), or if the
-        child ends.  Also raises it if `hangs` returns True; `hangs` is called every second.  Then the child and all
+        Raises `ChildFailed` if no answer comes within `limit_s` seconds (a start may take `START_LIMIT_S` more), or if
+        the child ends.  Also raises it if `hangs` returns True; `hangs` is called every second.  Then the child and all
         processes that it started are ended."""
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
@@ -183,7 +183,7 @@ class Child:
     def start(self, hangs: Callable[[], bool] = lambda: False) -> None:
         """Waits until the child has imported its modules.  Raises the same exceptions as `ask`."""
         if not self._ready:
-            self._line(START_S, hangs)
+            self._line(START_LIMIT_S, hangs)
             self._ready = True
 
     def _send(self, request: Json, hangs: Callable[[], bool] = lambda: False) -> None:
@@ -213,7 +213,7 @@ class Child:
         if line.endswith("\n"):
             return line
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(END_S)  # before `stop`, because a kill would change the status
+            self._popen.wait(KILL_LIMIT_S)  # before `stop`, because a kill would change the status
         self._log.seek(self._log_start)
         words = self._log.read().decode(errors="replace").strip()
         raise ChildFailed.died(self.stop(), words[-2000:])
@@ -223,7 +223,7 @@ class Child:
         if self._status is None:
             kill_whole(self._popen.pid)
             try:
-                self._status = self._popen.wait(END_S)
+                self._status = self._popen.wait(KILL_LIMIT_S)
             except subprocess.TimeoutExpired:
                 raise ChildFailed("its process does not end, and holds the device") from None
             self._log.close()
@@ -262,7 +262,7 @@ class Pool:
     @cache
     def of_kernels(one_thread: bool) -> Pool:
         """Returns the pool for kernels, which lives until the program ends.  `one_thread`: one thread per child."""
-        environment, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
+        environment, limit_s = ({"OMP_NUM_THREADS": "1"}, CPU_RUN_LIMIT_S) if one_thread else ({}, GPU_RUN_LIMIT_S)
         return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
@@ -288,8 +288,8 @@ class Pool:
 
     def start(self, count: int) -> None:
         """Waits until `count` children can answer.  A child that fails to start is skipped."""
-        with ExitStack() as stack:
-            for child in [stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
+        with ExitStack() as exit_stack:
+            for child in [exit_stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
                 with suppress(ChildFailed):
                     child.start()
 
@@ -319,10 +319,10 @@ def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and all its descendants.
 
     Killing the group is not enough: a child process that checks a kernel for the first time leads its own session."""
-    processes = family(pid)  # before the kill: the children of a dead process cannot be found
+    family_processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)
-    kill_all(processes)
+    kill_all(family_processes)
 
 
 def family(pid: int) -> list[psutil.Process]:

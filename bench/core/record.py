@@ -176,17 +176,17 @@ class Record:
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
         object.__setattr__(self, "timestamp", in_utc(self.timestamp or datetime.now(UTC).isoformat(timespec="seconds")))
-        latency = self.latency_median_ms
-        if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
+        latency_ms = self.latency_median_ms
+        if self.status not in ("OK", "NOISY", "INVALID") and latency_ms is not None:
             raise ValueError(f"latency_median_ms: a record with status {self.status} publishes no latency")
         if self.status != "OK" and not self.reason:
             raise ValueError(f"reason: expected why the status is {self.status}, got an empty text")
-        if latency is None:
+        if latency_ms is None:
             return
         if self.basis == "bound":
             raise ValueError("basis: expected measured or predicted beside a latency, got 'bound'")
-        elsewhere = self.checked_by == "interpreter" or self.device == "cpu"
-        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and elsewhere:
+        not_on_gpu = self.checked_by == "interpreter" or self.device == "cpu"
+        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and not_on_gpu:
             raise ValueError(
                 f"latency_median_ms: {self.op}/{self.kernel} ran in an interpreter, whose time is not a kernel's"
             )
@@ -212,7 +212,7 @@ class Record:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether this is a bench result of its own.  A reading in an A/B is not; its `metrics` have `pair`."""
+        """Whether this is a bench result by itself, not a reading of an A/B comparison (with `pair` in `metrics`)."""
         return self.kind == "bench" and "pair" not in self.metrics
 
     def to_json(self) -> str:
@@ -229,7 +229,7 @@ class Record:
                 raise ValueError("run_id: expected a value, got none")
         record = decoded(cls, values)
         error_maps = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
-        errors = tuple({**error, **floats} for error, floats in zip(record.errors, error_maps, strict=True))
+        errors = tuple({**error, **float_fields} for error, float_fields in zip(record.errors, error_maps, strict=True))
         return replace(record, errors=errors) if errors else record
 
 
@@ -256,9 +256,9 @@ def _check_version(version: str) -> None:
     major, _, minor = version.partition(".")
     if not (major.isdigit() and minor.isdigit()):
         raise ValueError(f"schema_version: expected MAJOR.MINOR, got {version!r}")
-    ours = SCHEMA_VERSION.partition(".")[0]
-    if int(major) > int(ours):
-        raise ValueError(f"schema_version: expected {ours}.x, got {version}, which a newer Rooflab wrote")
+    own_major = SCHEMA_VERSION.partition(".")[0]
+    if int(major) > int(own_major):
+        raise ValueError(f"schema_version: expected {own_major}.x, got {version}, which a newer Rooflab wrote")
 
 
 def unpack_samples(text: str) -> list[float]:

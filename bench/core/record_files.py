@@ -54,21 +54,21 @@ def read_all(folder: Path) -> list[Record]:
 
 def _read_file(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             if not line.endswith("\n"):
-                raise ValueError(f"{path.name}, line {number}: the last record is truncated")
+                raise ValueError(f"{path.name}, line {line_number}: the last record is truncated")
             try:
                 yield Record.from_json(line)
             except ValueError as error:
-                raise ValueError(f"{path.name}, line {number}: {error}") from error
+                raise ValueError(f"{path.name}, line {line_number}: {error}") from error
 
 
 class RunWriter:
     """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`, so that two git branches merge easily.
 
-    With `part` the file is `<folder>/<run_id><part>.jsonl`.  It may hold records of a child, `<run_id>-first-0A`."""
+    With `part` it is `<folder>/<run_id><part>.jsonl`, and may hold records of child runs (`<run_id>-first-0A`)."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part
@@ -89,9 +89,9 @@ class RunWriter:
         files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
         if not files:
             return cls(folder), []
-        text = files[-1].read_text(errors="replace")
-        if not text.endswith("\n"):
-            write_whole(files[-1], text[: text.rfind("\n") + 1])
+        file_text = files[-1].read_text(errors="replace")
+        if not file_text.endswith("\n"):
+            write_whole(files[-1], file_text[: file_text.rfind("\n") + 1])
         return cls(folder, files[-1].stem), read(files[-1])
 
 
@@ -104,13 +104,13 @@ def result_folder(place: FolderKind = "new") -> Path:
     `kept`: `results` (committed records) in a checkout of Rooflab, else `.rooflab`.  `local`: `results/local` in a
     checkout, else `.rooflab`; git ignores both.  `new`: a new folder inside the `local` folder, named by the time.
     Raises `ValueError` if the folder cannot be made."""
-    checkout = Path("bench/core/record_files.py").is_file()
+    in_checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":
-        return Path("results" if checkout else ".rooflab")
-    folder = Path("results/local" if checkout else ".rooflab")
+        return Path("results" if in_checkout else ".rooflab")
+    folder = Path("results/local" if in_checkout else ".rooflab")
     if place == "local":
         return folder
     check_writable("out", folder)
-    if not checkout:
+    if not in_checkout:
         write_whole(folder / ".gitignore", "*\n")
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

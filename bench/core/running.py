@@ -1,6 +1,6 @@
-"""Writes the names of the kernels that run now to a file.  The environment variable `ROOFLAB_RUNNING` has its path.
+"""Writes the names of the kernels that run now to a file.  The environment variable `ROOFLAB_RUNNING` gives its path.
 
-If a process dies, its parent process reads the file and reports these kernels as the cause.
+If a process dies, its parent process reads the file.  The parent then reports these kernels as the cause.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from rooflab.bench.base.system_time import time
 
-VARIABLE = "ROOFLAB_RUNNING"
+ENVIRONMENT_VARIABLE = "ROOFLAB_RUNNING"
 
 
 class ContextBroken(RuntimeError):
-    """A kernel has broken the CUDA context.  This process can run no more kernels; a fresh process must do the rest."""
+    """Raised after a kernel broke the CUDA context.  This process can run no more kernels, but a new process can."""
 
 
 class Running(NamedTuple):
-    """Describes the kernels that run now, and the time at which they began."""
+    """Describes the kernels that run now, with their start time."""
 
     kernels: tuple[str, ...] = ()
     """One kernel, or several that are timed together; empty if no kernel runs."""
@@ -30,8 +30,8 @@ class Running(NamedTuple):
 
     @staticmethod
     def note(kernels: Sequence[str]) -> None:
-        """Writes the names of the kernels that run next to the file.  Does nothing if `ROOFLAB_RUNNING` is not set."""
-        if path := os.environ.get(VARIABLE):
+        """Stores the names of `kernels`, which run next, in the file.  Does nothing if `ROOFLAB_RUNNING` is not set."""
+        if path := os.environ.get(ENVIRONMENT_VARIABLE):
             temp_path = Path(f"{path}.part")
             temp_path.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
             temp_path.replace(path)  # in one step, and not forced to the disk: the note outlives its process alone
@@ -39,7 +39,7 @@ class Running(NamedTuple):
     @staticmethod
     def variable(path: Path) -> dict[str, str]:
         """Returns the environment variable that makes a process write its running kernels to `path`."""
-        return {VARIABLE: str(path)}
+        return {ENVIRONMENT_VARIABLE: str(path)}
 
     @classmethod
     def read(cls, path: Path) -> Running:

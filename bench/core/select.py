@@ -16,7 +16,7 @@ from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 @dataclass(frozen=True)
 class Selection:
-    """Holds the chosen kernels, cases and schemes."""
+    """Holds the chosen kernels, test cases and number formats (schemes)."""
 
     kernels: Mapping[str, tuple[Kernel, ...]]
     """The kernels of each op."""
@@ -39,7 +39,7 @@ class Selection:
         device: str | None,
         seed: int = 0,
     ) -> Selection:
-        """Selects kernels, cases and schemes by name, as on a command line.  Raises `ValueError` on an unknown name."""
+        """Selects kernels, cases and schemes (number formats) by name.  Raises `ValueError` on an unknown name."""
         if cases and not (op or kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         op_kernels: dict[str, tuple[Kernel, ...]] = {}
@@ -52,22 +52,21 @@ class Selection:
         for suite in suites:
             # An op from outside may have no edge cases, which `check` asks for by itself.
             if not cases and suite != "edge" and not any(registry.get_op(name).cases_in(suite) for name in op_kernels):
-                suites_there = dict.fromkeys(suite for name in op_kernels for suite in registry.get_op(name).cases)
-                raise ValueError(f"suite: expected one of {', '.join(suites_there)}, got {suite!r}")
-        parsed = tuple(registry.get_op(*op_kernels).check_case(Case.parse(text)) for text in cases or ())
-        return cls(op_kernels, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
+                known_suites = dict.fromkeys(suite for name in op_kernels for suite in registry.get_op(name).cases)
+                raise ValueError(f"suite: expected one of {', '.join(known_suites)}, got {suite!r}")
+        case_list = tuple(registry.get_op(*op_kernels).check_case(Case.parse(case_text)) for case_text in cases or ())
+        return cls(op_kernels, tuple(suites), case_list, tuple(schemes or ()), pick_device(device), seed)
 
     def cases_of(self, spec: OpSpec) -> list[Case]:
-        """Returns the cases of one op.  A suite that the op does not have adds no case."""
+        """Returns the selected test cases of one op.  A suite that the op lacks adds no case."""
         if self.cases:
             return list(self.cases)
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the requested schemes that the op has.  Without a request, returns the `default` scheme, or all.
+        """Returns the requested schemes (number formats) that the op has.  By default, returns `default`, or all.
 
-        If only one op is selected and lacks the default scheme (as with fp8 operands), the op's first scheme is used.
-        """
+        If only one op is selected and lacks the default scheme, as an fp8 op does, returns the op's first scheme."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -75,29 +74,29 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the kernels `names`.  The name of a `.py` file stands for the kernels that the file registers.  Without
-    names, returns all kernels of `op`, or of every op if it is None.  `op` may also be None if all files are for one
-    op.  Each kernel comes with its file, or None if it belongs to this package.  Raises `ValueError` on an unknown
-    name."""
+    """Returns the kernels `names`, each with its source file, or with None if it belongs to this package.  A name that
+    ends in `.py` selects all kernels that this file registers.  Without names, returns all kernels of `op`, or of every
+    op if `op` is None.  A kernel's name needs `op`, unless all given files are for one op.  Raises `ValueError` on an
+    unknown name."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
-    selected: dict[str, tuple[Kernel, Path | None]] = {}
-    loaded = {text: registry.load_file(Path(text)) for text in names if text.endswith(".py")}
-    if op is None and len(file_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
+    selected_kernels: dict[str, tuple[Kernel, Path | None]] = {}
+    file_kernels = {name_text: registry.load_file(Path(name_text)) for name_text in names if name_text.endswith(".py")}
+    if op is None and len(file_ops := {kernel.op for kernels in file_kernels.values() for kernel in kernels}) == 1:
         op = file_ops.pop()
-    for text in names:
-        if text in loaded:
-            of_op = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
-            if not of_op:
-                raise ValueError(f"kernel: {text} registers none for {op}")
-            selected |= {kernel.id: (kernel, kernel.file) for kernel in of_op}
+    for name_text in names:
+        if name_text in file_kernels:
+            matching_kernels = [kernel for kernel in file_kernels[name_text] if op in (None, kernel.op)]
+            if not matching_kernels:
+                raise ValueError(f"kernel: {name_text} registers none for {op}")
+            selected_kernels |= {kernel.id: (kernel, kernel.file) for kernel in matching_kernels}
         elif op is None:
-            raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
+            raise ValueError(f"kernel: expected an op with the name {name_text!r}, got none")
         else:
-            kernel = registry.get_kernel(op, text)
-            selected[kernel.id] = kernel, kernel.file
-    return list(selected.values())
+            kernel = registry.get_kernel(op, name_text)
+            selected_kernels[kernel.id] = kernel, kernel.file
+    return list(selected_kernels.values())
 
 
 def source_of(kernel: Kernel) -> Path:
@@ -114,7 +113,7 @@ def file_of(kernel: Kernel) -> Path | None:
 
 
 def pick_device(name: str | None) -> torch.device:
-    """Returns the device `name`; without a name, cuda if available, else cpu.  Raises `ValueError` if missing."""
+    """Returns the device `name` (by default cuda if available, else cpu).  Raises `ValueError` if it is missing."""
     if name not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
@@ -123,7 +122,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """Returns the first case of `suites` that the kernel supports in `scheme`, or None if there is no such case."""
+    """Returns the first test case in `suites` that the kernel supports with `scheme`, or None if there is none."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
@@ -134,5 +133,5 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
 
 
 def default_scheme(device: torch.device) -> str:
-    """Returns the name of the scheme in which kernels are measured by default on a device."""
+    """Returns the name of the default number format (scheme) for measurements: fp32 on a CPU, bf16 on a GPU."""
     return "fp32" if device.type == "cpu" else "bf16"

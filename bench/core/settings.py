@@ -1,4 +1,4 @@
-"""Holds the settings of a measurement, except the kernels and the cases."""
+"""Holds the settings of a measurement.  They do not include the choice of kernels and test cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLUSHES = ("read", "write")
 class Settings:
     """Holds the options of a measurement, from the command line.
 
-    Raises `ValueError` on a budget that is not positive, an unknown flush, or a device that is neither cpu nor cuda."""
+    Raises `ValueError` on a time budget of 0 or less, an unknown cache flush, or a device other than cpu and cuda."""
 
     device: str = "cpu"
     """`cpu`, or a CUDA device."""

@@ -1,4 +1,4 @@
-"""Times kernels together on new input values, and checks the outputs of the last calls."""
+"""Times several kernels in turn on changing input values.  Checks the outputs of the last timed calls."""
 
 from __future__ import annotations
 
@@ -31,55 +31,55 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 def time_together(
     ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-    """Returns each kernel's samples, the errors of the kernels that failed, and the GPU's clocks.  The time budget is
-    seconds per kernel.  If a reading is noisy, the budget of all kernels may double.  Paired measurements keep their
-    budget.
+    """Times the kernels in `ready` in turn.  Returns the samples of each kernel, the errors of the kernels that failed,
+    and the GPU's clocks.  The time budget is seconds per kernel.  If a reading is noisy, the budget of all kernels may
+    double, except in paired measurements.
 
     If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
-    with watched(device) as watch:
+    with watched(device) as clock_watch:
         take_samples = partial(
             time_functions,
             device=device,
             min_samples=settings.min_samples,
             seed=settings.seed,
-            observe=watch.read if watch else None,
+            observe=clock_watch.read if clock_watch else None,
             flush=settings.flush,
             renew=renew,
         )
-        timed, failures = _together_or_alone(take_samples, ready, settings.budget_s, not settings.paired)
-        return timed, failures, watch.summary() if watch else None
+        samples, failed_kernels = _together_or_alone(take_samples, ready, settings.budget_s, not settings.paired)
+        return samples, failed_kernels, clock_watch.summary() if clock_watch else None
 
 
 def _together_or_alone(
     read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float, patient: bool
 ) -> tuple[dict[str, Samples], dict[str, Failed]]:
     def together(those: Mapping[str, Function]) -> dict[str, Samples]:
-        seconds = budget_s * len(those)
-        return read(those, budget_s=seconds, more_s=seconds if patient else 0.0)
+        total_budget_s = budget_s * len(those)
+        return read(those, budget_s=total_budget_s, more_s=total_budget_s if patient else 0.0)
 
     try:
         return together(ready), {}
     except Failed.errors() as error:
         if len(ready) == 1:
             return {}, {name: Failed.of(error, "while timed") for name in ready}
-    failures: dict[str, Failed] = {}
+    failed_kernels: dict[str, Failed] = {}
     for name, function in ready.items():
         try:
             together({name: function})
         except Failed.errors() as error:
-            failures[name] = Failed.of(error, "while timed")
-    good_functions = {name: function for name, function in ready.items() if name not in failures}
+            failed_kernels[name] = Failed.of(error, "while timed")
+    good_functions = {name: function for name, function in ready.items() if name not in failed_kernels}
     try:
-        return together(good_functions) if good_functions else {}, failures
+        return together(good_functions) if good_functions else {}, failed_kernels
     except Failed.errors() as error:
-        return {}, failures | dict.fromkeys(good_functions, Failed.of(error, "while timed together"))
+        return {}, failed_kernels | dict.fromkeys(good_functions, Failed.of(error, "while timed together"))
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """Returns a `ClockWatch` of a GPU, or an empty context on a CPU.  The summary notes an unreadable SM clock."""
+    """Returns a `ClockWatch` of a GPU, or an empty context on a CPU.  An unreadable SM clock gets a note."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -94,33 +94,33 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
-    """Runs each kernel under a profiler on a GPU.  Returns the measured fields (peak memory, device kernels) by kernel,
-    and the errors of the kernels that failed.
+    """Runs each kernel under a profiler on a GPU.  Returns the measured fields of each kernel (peak memory, device
+    kernels), and the errors of the kernels that failed.
 
-    Call this after the timing of a case, because an attached profiler may slow all later launches.  So only the first
-    case of a process is timed before any profiler was attached."""
+    Call this function only after a case has been timed.  A profiler that was once attached may slow all later launches
+    of the process.  Only the first case of a process is timed without this effect."""
     fields_by_name: dict[str, dict[str, Any]] = {}
-    failures: dict[str, Failed] = {}
+    failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":
-        return fields_by_name, failures
+        return fields_by_name, failed_kernels
     from rooflab.bench.core.timers.activity import observed
     from rooflab.bench.core.timers.cuda import CudaCalls
 
-    for name, rotation in timed.items():
+    for name, input_rotation in timed.items():
         try:
-            fields_by_name[name] = observed(rotation.first, CudaCalls(device))
+            fields_by_name[name] = observed(input_rotation.first, CudaCalls(device))
         except Failed.errors() as error:
-            failures[name] = Failed.of(error, "after timing")
-    return fields_by_name, failures
+            failed_kernels[name] = Failed.of(error, "after timing")
+    return fields_by_name, failed_kernels
 
 
 class Unseen:
-    """Changes the float inputs on which kernels are timed, so that cached outputs are wrong.
+    """Gives the timed kernels float inputs that they have not seen, so that cached outputs are wrong.
 
-    The constructor writes values from a random seed.  A call, before each round of samples, changes one row of each
-    input.  So a cached output is wrong, whether it was cached by address, by shape or by some of the values.  The last
-    rounds have the same values.  Weights, tables, lengths and mutated arguments do not change.  An input also does not
-    change if its shape depends on the seed, or if it has NaN or infinite values (unused pages of a cache hold NaN)."""
+    The constructor writes input values from a random seed.  A call, before each round of samples, changes one row of
+    each input, except before the last rounds.  So an output that was cached by address, by shape or by some of the
+    values is wrong.  Weights, tables, lengths and mutated arguments do not change.  An input also does not change if
+    its shape depends on the seed, or if it has NaN or infinite values (unused pages of a cache hold NaN)."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int
@@ -132,12 +132,12 @@ class Unseen:
         same_shapes = alike(copies[0], fresh)
         values = {name: value for name, value in fresh.items() if same_shapes and name not in stay and _finite(value)}
         del fresh  # before another set is made: its weights may take a large part of the memory
-        original = spec.make_inputs(case, scheme, device, seed)
-        self._values = {name: value for name, value in values.items() if _finite(original[name])}
-        clones = {name: value.clone() for name, value in self._values.items()}
-        self._expected = CheckData(spec, {**original, **clones}, scheme)
+        original_inputs = spec.make_inputs(case, scheme, device, seed)
+        self._values = {name: value for name, value in values.items() if _finite(original_inputs[name])}
+        cloned_values = {name: value.clone() for name, value in self._values.items()}
+        self._expected = CheckData(spec, {**original_inputs, **cloned_values}, scheme)
         for inputs in copies:
-            for name, value in clones.items():
+            for name, value in cloned_values.items():
                 inputs[name].data.copy_(value)
 
     def __call__(self) -> None:
@@ -146,17 +146,17 @@ class Unseen:
             row = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
             source = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
             if values.numel() > 1:
-                rolled = values[source].roll(self._random.randrange(1, values.shape[-1] + 1))
+                rolled_row = values[source].roll(self._random.randrange(1, values.shape[-1] + 1))
                 for inputs in (*self._copies, self._expected.inputs):
-                    inputs[name].data.view(values.dtype)[row] = rolled
+                    inputs[name].data.view(values.dtype)[row] = rolled_row
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
-        """Returns, for each kernel with wrong outputs in its last timed calls, a description of the error."""
+        """Returns a description of the error for each kernel that gave wrong outputs in its last timed calls."""
         faults = {}
-        for kernel, rotation in timed.items():
-            for _, outputs in rotation.outputs():
-                if bad := self._expected.faults(outputs, rotation.own_stream):
-                    faults[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
+        for kernel, input_rotation in timed.items():
+            for _, outputs in input_rotation.outputs():
+                if fault := self._expected.faults(outputs, input_rotation.own_stream):
+                    faults[kernel] = fault + (": an input was changed while it was timed" if self._damaged() else "")
         return faults
 
     def _damaged(self) -> bool:

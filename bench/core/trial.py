@@ -1,4 +1,4 @@
-"""Runs a kernel once under watch: inputs and outputs have guards, outputs are read at once, faults have messages."""
+"""Runs a kernel once for a check.  Guard regions around inputs and outputs show stray writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rooflab.bench.core.call import planned
 from rooflab.bench.core.check_data import named_in, options_on
 from rooflab.bench.core.failed import Failed, LayoutRefused
 from rooflab.bench.core.poison import (
-    FAR,
+    FAR_LAYOUTS,
     FAR_PAGES,
     NAN_BYTE,
     Arrangement,
@@ -42,9 +42,9 @@ from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.contract import __file__ as CONTRACT
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
-SHARED_ELEMENTS = 2**21
+MAX_SHARED_ELEMENTS = 2**21
 """If inputs in a changed layout have fewer elements than this, with their guards, they are put into one storage."""
-INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
+BF16_REFUSAL = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Runner:
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
             raise Failed.by(refusal)
-        in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
-        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not _device.emulated:
-            raise Failed("UNSUPPORTED", INTERPRETER_BF16)
+        uses_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
+        if self.device.type == "cpu" and self.kernel.backend == "triton" and uses_bf16 and not _device.is_emulated:
+            raise Failed("UNSUPPORTED", BF16_REFUSAL)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Stores a set of inputs under `name`, and packs its weight.  Returns whether the kernel packs weights.
+        """Stores `inputs` under `name`, and packs their weight.  Returns whether the kernel packs weights.
 
-        If `packed_in` names a stored set with the same weight, its packed weight is used again."""
+        If `packed_in` names stored inputs with the same weight, their packed weight is used again."""
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
             return self._sets[name][1] is not None
@@ -121,27 +121,30 @@ class Runner:
                     packed = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
             except Failed.errors() as error:
                 raise Failed.of(error, "prepare") from error
-            damage = weight.damage(may_change=False)
-            if damage:
-                raise Failed("INCORRECT", f"prepare: {weight_name} {damage}")
+            damage_text = weight.damage(may_change=False)
+            if damage_text:
+                raise Failed("INCORRECT", f"prepare: {weight_name} {damage_text}")
         self._sets[name] = inputs, packed
         return packed is not None
 
     def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
-        """Runs the kernel once on guarded copies of the inputs `name`.  Returns the outputs, read when the stream was
-        done.
+        """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Waits for the stream, and
+        returns the outputs.
 
         Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  If the kernel
-        replaced a benchmark function, the status is INVALID.  A fault is also that an output of the last call changed
+        replaced a benchmark function, the status is INVALID.  It is also a fault if an output of the last call changed
         later."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
-        with poisoned_allocations() if layout.poisoned else nullcontext(), patch.object(_device, "few_sms", layout.sms):
+        with (
+            poisoned_allocations() if layout.poisoned else nullcontext(),
+            patch.object(_device, "sm_count_override", layout.sms),
+        ):
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
-                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as another:
-                    outputs, output_values = another.submit(self._run, *arguments).result()
+                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as other_thread:
+                    outputs, output_values = other_thread.submit(self._run, *arguments).result()
             else:
                 outputs, output_values = self._run(*arguments)
         if not layout.alone:
@@ -150,41 +153,41 @@ class Runner:
         return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Runs the kernel.  Returns the output tensors, and copies of their values from the end of the stream."""
+        """Runs the kernel.  Returns the outputs, and copies that the same stream made directly after the call."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
-            slots, cache = spec.slots[:2]
-            inputs = {**inputs, slots: far_slots(inputs[slots], inputs[cache])}
-        guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
+            slots_name, cache_name = spec.slots[:2]
+            inputs = {**inputs, slots_name: far_slots(inputs[slots_name], inputs[cache_name])}
+        guarded_inputs = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
         stale_values = layout.stale or repeat(None)
         outs = [
-            guarded[layout.in_place[output]]
+            guarded_inputs[layout.in_place[output]]
             if output in layout.in_place
             else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
             for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
         ]
-        free = {*self.free, *layout.in_place.values()}
-        arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
+        free_names = {*self.free, *layout.in_place.values()}
+        arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded_inputs.items()}}
         if packed is not None and spec.prepared is not None:
             arguments[spec.prepared] = packed
         if outs:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
         cpu_threads, threads = torch.get_num_threads(), threading.active_count()
-        refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
+        can_refuse = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
             failure = Failed.by(refusal)
-            raise LayoutRefused(failure.reason) if refuses else failure
-        with self._errors_of_the_kernel(inputs, refuses):
+            raise LayoutRefused(failure.reason) if can_refuse else failure
+        with self._errors_of_the_kernel(inputs, can_refuse):
             arguments = planned(kernel, arguments)
-        with queued(device, guarded.values(), layout.alone):
-            with self._errors_of_the_kernel(inputs, refuses):
-                returned = self._called(arguments, layout.twice)
-            if tampering := tampered(cpu_threads):
-                raise Failed("INVALID", tampering)
-            read_only = {name: tensor for name, tensor in guarded.items() if name not in free}
-            with self._errors_of_the_kernel(inputs, refuses):
-                outputs = _collect(returned, spec, device, packed, read_only, outs)
+        with queued(device, guarded_inputs.values(), layout.alone):
+            with self._errors_of_the_kernel(inputs, can_refuse):
+                kernel_result = self._called(arguments, layout.twice)
+            if tampering_text := tampered(cpu_threads):
+                raise Failed("INVALID", tampering_text)
+            read_only_inputs = {name: tensor for name, tensor in guarded_inputs.items() if name not in free_names}
+            with self._errors_of_the_kernel(inputs, can_refuse):
+                outputs = _collect(kernel_result, spec, device, packed, read_only_inputs, outs)
                 if layout.alone:
                     wait_for_all(device)
                 # Read on the call's own stream, before late writes of another stream or thread can arrive.
@@ -192,27 +195,27 @@ class Runner:
                 wait_for_own(device)
         if threading.active_count() > threads:
             _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, output_values))
-        for name, tensor in guarded.items():
-            damage = tensor.damage(may_change=name in free or name in spec.mutates)
-            _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
+        for name, tensor in guarded_inputs.items():
+            damage_text = tensor.damage(may_change=name in free_names or name in spec.mutates)
+            _raise(name, f"{damage_text}: in place on the input" if damage_text == "was changed" else damage_text)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless the kernel is interpreted."""
-        accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
+        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless it is interpreted."""
+        accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
-            self.kernel.fn(**accepted)
-        return self.kernel.fn(**accepted)
+            self.kernel.fn(**accepted_arguments)
+        return self.kernel.fn(**accepted_arguments)
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
-        """Turns an exception of the kernel or the device into `Failed`; with `may_refuse`, a `ValueError` into
+        """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
         If a `ValueError` names an option, the kernel does not support the option.  A `ValueError` from the op's
-        contract is different: the inputs are valid, so the error is about values that the kernel computed."""
+        contract has another cause.  The inputs are valid, so the kernel computed invalid values."""
         try:
             yield
         except Failed.errors() as error:
@@ -227,10 +230,10 @@ class Runner:
             raise Failed.of(error, "") from error
 
     def settle(self) -> None:
-        """Raises `Failed` if an output of the last call has changed since the call.  Then overwrites the outputs."""
+        """Raises `Failed` if an output of the last call has changed since.  Then overwrites these outputs."""
         outputs, output_values = self._last or ((), ())
-        for name, output, was in zip(self.spec.outputs, outputs, output_values, strict=False):
-            if not same_bits(output, was):
+        for name, output, old_value in zip(self.spec.outputs, outputs, output_values, strict=False):
+            if not same_bits(output, old_value):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(outputs)
         self._last = None
@@ -243,18 +246,17 @@ class Runner:
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Returns further fields of `CheckResult`, besides the outputs.  The emulator also adds races and bytes."""
+        """Returns more fields for `CheckResult`: what executed the kernel, and in the emulator also races and bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """Returns the context in which `outside.Serving` answers each request."""
+        """Returns a context manager.  `outside.Serving` answers each request inside this context."""
         return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Returns guarded copies of all input tensors, and adds new copies to `guards`.  Reuses the memory of a tensor in
-    `guards` with the same name and shape.  Small inputs with a changed layout share one storage per dtype.
-    """
+    """Returns guarded copies of all input tensors, and adds new copies to `guards`.  If `guards` has a tensor with the
+    same name and shape, its memory is used again.  Small inputs with a changed layout share one storage per dtype."""
     for index, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
@@ -264,8 +266,8 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[s
             guards[name] = guard(value, arranged.get(name, "plain"), index)
     if (
         arranged
-        and not {*FAR, FAR_PAGES}.intersection(arranged.values())
-        and sum(tensor.buffer.numel() for tensor in guards.values()) < SHARED_ELEMENTS
+        and not {*FAR_LAYOUTS, FAR_PAGES}.intersection(arranged.values())
+        and sum(tensor.buffer.numel() for tensor in guards.values()) < MAX_SHARED_ELEMENTS
     ):
         return in_one_storage(guards)
     return guards
@@ -293,17 +295,17 @@ def _collect(
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
     if len(outputs) > len(spec.outputs) or not all(isinstance(output, torch.Tensor) for output in outputs):
         raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(spec.outputs)}")
-    memory = {name: tensor.buffer for name, tensor in guarded.items()}
+    buffer_by_name = {name: tensor.buffer for name, tensor in guarded.items()}
     if isinstance(packed, torch.Tensor) and packed.layout == torch.strided and spec.prepared is not None:
-        memory[spec.prepared] = packed
+        buffer_by_name[spec.prepared] = packed
     for index, (name, output) in enumerate(zip(spec.outputs, outputs, strict=False)):
         if output.device.type != device.type:
             raise Failed("INCORRECT", f"{name}: expected device {device.type}, got {output.device.type}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
-        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
-        if aliased:
-            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
+        aliased_names = [key for key, buffer in buffer_by_name.items() if aliases(output, buffer)]
+        if aliased_names:
+            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased_names[0]}: in place on the input")
     return outputs
 
 
@@ -316,7 +318,7 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Prepares a GPU for a call.  With `alone`, the device is idle; else the stream pauses, then writes the inputs."""
+    """Waits for the GPU.  Unless `alone`, the stream then fills float inputs with NaN, pauses, and restores them."""
     if device.type != "cuda":
         yield
         return
@@ -324,11 +326,11 @@ def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iter
         _cuda.synchronize(device)
         if not alone:
             # Not the integers: with an index of -1 a kernel would read outside its table and break the context.
-            floats = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
-            for tensor in floats:
+            float_inputs = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
+            for tensor in float_inputs:
                 tensor.buffer.view(torch.uint8).fill_(NAN_BYTE)
             _cuda._sleep(PAUSE_CYCLES)
-            for tensor in floats:
+            for tensor in float_inputs:
                 tensor.buffer.view(torch.uint8).copy_(tensor.pristine.view(torch.uint8))
         yield
 

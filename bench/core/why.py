@@ -10,13 +10,13 @@ import torch
 
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.poison import FAR, FAR_PAGES, kept_names, never_written, same_bits
+from rooflab.bench.core.poison import FAR_LAYOUTS, FAR_PAGES, kept_names, never_written, same_bits
 from rooflab.bench.core.trial import Layout, Runner, several
 from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
 
 class Earlier(NamedTuple):
-    """Holds the label, the expected outputs and the inputs of an earlier call."""
+    """Holds the name, the expected outputs and the inputs of an earlier call."""
 
     label: str
     outputs: Outputs
@@ -34,7 +34,7 @@ class Look:
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
         """Explains a wrong output, or returns "" if no cause is found.  `answers` are the earlier calls.  `before` says
-        whether the kernel was right on this data before."""
+        whether the kernel was right on the same data before."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
             return f"with {grid}; with a grid for all SMs it is right"
@@ -44,9 +44,9 @@ class Look:
             return "work on another stream: it is right only if the caller waits for the whole device"
         if self._unwritten(read, data, layout, before):
             return "the previous output: it returns memory that it did not write, which may hold an earlier result"
-        if cheat := self._kept(read, data, layout, answers):
-            return cheat
-        if layout.out in FAR or not {*FAR, FAR_PAGES}.isdisjoint(layout.arranged.values()):
+        if cheat_text := self._kept(read, data, layout, answers):
+            return cheat_text
+        if layout.out in FAR_LAYOUTS or not {*FAR_LAYOUTS, FAR_PAGES}.isdisjoint(layout.arranged.values()):
             return self._far(data, layout)
         if layout.arranged and self._is_right(data, replace(layout, arranged={})):
             names = " or ".join(sorted(layout.arranged))
@@ -77,17 +77,17 @@ class Look:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Returns whether the outputs hold what their memory held before, because the kernel did not write them."""
-        stale = bool(layout.stale) and _same(read, layout.stale)
-        if not stale and (not never_written(read) or layout.arranged):
+        """Returns whether the kernel left outputs unwritten, so that they hold the old contents of their memory."""
+        is_stale = bool(layout.stale) and _same(read, layout.stale)
+        if not is_stale and (not never_written(read) or layout.arranged):
             return False
-        if before and not stale:
+        if before and not is_stale:
             return True  # it has computed other values than poison
         if layout.out is not None:
             filler_values = tuple(torch.full_like(output, 3) for output in read)
             return _same(self._run(data, replace(layout, stale=filler_values)), filler_values)
-        freed = [torch.full_like(output, 3) for output in read for _ in range(8)]
-        del freed  # `torch.empty` takes memory that was freed last
+        freed_tensors = [torch.full_like(output, 3) for output in read for _ in range(8)]
+        del freed_tensors  # `torch.empty` takes memory that was freed last
         second_outputs = self._run(data, replace(layout, poisoned=False))
         return bool(second_outputs) and not _same(second_outputs, read)
 
@@ -103,29 +103,29 @@ class Look:
                 if value.ndim and name not in kept_names(self.spec, data.inputs)
             }
             _, rolled = self._is_right_on(data, layout, rolled_inputs)
-            cached = bool(rolled) and not data.faults(rolled, self.own_stream)
-            if cached or (rolled and (_same(rolled, read) or _same(self._run(data, layout), rolled))):
+            is_cached = bool(rolled) and not data.faults(rolled, self.own_stream)
+            if is_cached or (rolled and (_same(rolled, read) or _same(self._run(data, layout), rolled))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
             differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
             return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if rolled else ""
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors for which rows at large offsets make the result wrong; "" if small offsets fail too."""
+        """Names the tensors that give wrong results with rows at large offsets; "" if small offsets are wrong too."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
-        alone = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
-            alone = {" and ".join(layout.arranged): layout}
-        alone |= {"out": replace(layout, arranged={})} if layout.out in FAR else {}
-        names = [name for name, near_but_one in sorted(alone.items()) if not self._is_right(data, near_but_one)]
+            layouts = {" and ".join(layout.arranged): layout}
+        layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
+        names = [name for name, near_but_one in sorted(layouts.items()) if not self._is_right(data, near_but_one)]
         if not names or not self._is_right(data, near_layout):
             return ""
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names a format with fewer bits than fp32 if the kernel is right on inputs that are exact in this format."""
-        floats = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
-        if data.scheme.name != "fp32" or not floats:
+        """Names a format with fewer bits than fp32 if the kernel is right on inputs that are exact in it."""
+        float_inputs = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
+        if data.scheme.name != "fp32" or not float_inputs:
             return ""
         for bits, format_name in ((10, "TF32 or fp16"), (7, "bf16")):
             rounded_inputs = {

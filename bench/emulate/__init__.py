@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["emulating", "emulators"]
 
 
-RUN_S = 1800.0
+MAX_RUN_S = 1800.0
 """The longest time of one emulated run, in seconds."""
 
 
 @cache
 def emulators() -> Pool:
-    """Returns the pool of worker processes that emulate, with one thread each and without Triton's interpreter."""
+    """Returns the pool of worker processes that emulate kernels.  Each has one thread, and no Triton interpreter."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
-    return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=RUN_S)
+    return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=MAX_RUN_S)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `emulating` at its first use, because this import also imports the emulator."""
+    """Imports `emulating` only at its first use, because this import also loads the emulator."""
     if name != "emulating":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.ours").emulating

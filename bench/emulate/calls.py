@@ -1,4 +1,4 @@
-"""Sends the requests of `rooflab emulate` to a worker process.  Predicts times from the answers, and writes records."""
+"""Sends the requests of `rooflab emulate` to a worker process.  Predicts times, and writes the results to a file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rooflab.reference.spec import Case, OpSpec, Scheme
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
-MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
+MATRIX_FORMATS = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
 """Maps PTX's type of a matrix product to our name of the type.  A device has a rate for each of our names."""
-TILE = 16
+TILE_SIZE = 16
 """A number that divides the tile sizes of all our kernels."""
 
 
@@ -59,9 +59,9 @@ class EmulatedCall:
     def to_dict(self) -> dict[str, Any]:
         """Returns the call as JSON values, without the source code of the kernels."""
         launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
-        target_names = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
+        target_fields = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
         return {
-            **target_names,
+            **target_fields,
             "case": self.target.case.id,
             **self.answer,
             "launches": launches,
@@ -74,32 +74,32 @@ def choose(
 ) -> list[KernelCase]:
     """Returns the selected kernels, each with a case and a scheme.  A `.py` file selects the kernels that it registers.
 
-    If `cases` is empty, each kernel gets a small case with ragged sizes, which are not multiples of a tile.  A missing
-    mask shows only there.  Raises `ValueError` on an unknown name, and if no kernel has compiled code."""
+    If `cases` is empty, each kernel gets a small case with sizes that are not multiples of a tile.  Only such sizes
+    show that a mask is missing.  Raises `ValueError` on an unknown name, or if no kernel has compiled code."""
     chosen_kernels = choose_kernels(op, names)
     ops = {kernel.op for kernel, _ in chosen_kernels}
     if op is None and (len(ops) != 1 or not names):
         raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-    picked = [(kernel, file) for kernel, file in chosen_kernels if kernel.has_code]
-    if not picked:
+    picked_kernels = [(kernel, file) for kernel, file in chosen_kernels if kernel.has_code]
+    if not picked_kernels:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())
     targets = []
-    for kernel, file in picked:
-        ragged = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
-        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
+    for kernel, file in picked_kernels:
+        ragged_case = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
+        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged_case)
     return targets
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Returns the smallest case with the most ragged sizes (not multiples of `TILE`) that the kernel supports."""
+    """Returns the smallest case with the most ragged sizes (not multiples of `TILE_SIZE`) that the kernel supports."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
-            score = (sum(size % TILE != 0 for size in sizes), -spec.cost_of(inputs).flops)
-            best_score, best_case = max((best_score, best_case), (score, case), key=lambda pair: pair[0])
+            case_score = (sum(size % TILE_SIZE != 0 for size in sizes), -spec.cost_of(inputs).flops)
+            best_score, best_case = max((best_score, best_case), (case_score, case), key=lambda pair: pair[0])
     return best_case
 
 
@@ -114,7 +114,7 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates a call, and writes its outputs to `save` if given.  `reference` and `configs` are for user functions.
+    """Emulates a call.  `save` is a file for its outputs.  `reference` and `configs` are for user functions.
 
     Raises `ValueError` if the worker process refuses the request or dies."""
     device = get_device(gpu)
@@ -138,7 +138,7 @@ def call(
         return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: traffic})[0])
     flops: Counter[str] = Counter()
     for launch in answer["launches"]:
-        flops.update({MATRIX.get(kind, kind): number for kind, number in launch["tensor_flops"].items()})
+        flops.update({MATRIX_FORMATS.get(kind, kind): number for kind, number in launch["tensor_flops"].items()})
     return EmulatedCall(target, answer, device.name, predict_launcher(target, traffic, flops, device))
 
 
@@ -154,20 +154,20 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traffic_of(answer: Mapping[str, Any]) -> Traffic:
-    """Returns the counted HBM bytes of a call.  Each launch counts each 32-byte sector once."""
+    """Returns the counted HBM bytes of a call.  In each launch, a 32-byte sector of memory counts once."""
     launch_bytes = [item["bytes"] for item in answer["launches"]]
     read_bytes, written_bytes = (float(sum(item[name] for item in launch_bytes)) for name in ("hbm_read", "hbm_write"))
     return Traffic(read_bytes, written_bytes, len(launch_bytes), basis="counted")
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes a record of each call, and returns the file.  A record has bytes only if all CTAs ran."""
+    """Writes one record for each call to a file, and returns its path.  A record has bytes only if all CTAs ran."""
     writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
         traffic = traffic_of(item.answer)
-        ran = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
-        compared = ran and bool(item.answer["errors"])
+        has_run = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
+        is_compared = has_run and bool(item.answer["errors"])
         writer.write(
             replace(
                 environment.record(
@@ -182,10 +182,10 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",
-                checked_by="emulator" if compared else "none",
+                checked_by="emulator" if is_compared else "none",
                 errors=tuple(item.answer.get("errors", ())),
-                traffic_bytes=traffic.bytes if ran and item.answer["ran"] == item.answer["of"] else None,
-                traffic_basis="counted" if ran and item.answer["ran"] == item.answer["of"] else None,
+                traffic_bytes=traffic.bytes if has_run and item.answer["ran"] == item.answer["of"] else None,
+                traffic_basis="counted" if has_run and item.answer["ran"] == item.answer["of"] else None,
             )
         )
     return writer.path

@@ -1,6 +1,6 @@
 """Runs as a worker process in which kernels are emulated.
 
-It is started without `TRITON_INTERPRET`, because the emulator runs compiled kernels.
+The process is started without `TRITON_INTERPRET`, because the emulator runs compiled kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Emulates each launch.  The first call has all checks.  Later calls check values only, in other orders of warps."""
+    """Emulates each launch.  The first call has all checks.  Later calls check only values, in other warp orders."""
 
     calls: int = 0
 

@@ -24,12 +24,12 @@ from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
 
 SEED = 0
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Compares one kernel's emulated outputs with its golden outputs."""
+    """Holds the comparison of one kernel's emulated outputs with its golden outputs, which come from a GPU."""
 
     target: str
     """The kernel, case and dtype: `gemm/tensor_core M=...,N=... bf16`."""
@@ -70,30 +70,30 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
     """Runs kernels on `device`.  Writes each kernel's outputs to a `.pt` file, and the environment to `golden.json`.
 
-    A kernel with stored outputs does not run again, and its entry in `golden.json` stays.  Returns all names."""
+    A kernel with stored outputs does not run again; its entry in `golden.json` stays.  Returns all kernels' names."""
     names = []
     index = folder / "golden.json"
-    stored: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
+    entries: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
     environment = Environment.now(device.index or 0)
     provenance = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
-    selected = targets() if chosen is None else list(chosen)
-    for target in selected:
+    selected_targets = targets() if chosen is None else list(chosen)
+    for target in selected_targets:
         name = _name(target)
-        if name not in stored or not (folder / f"{name}.pt").is_file():
-            content = BytesIO()
-            torch.save(outputs_of(target, device), content)
-            write_whole(folder / f"{name}.pt", content.getvalue())
-            stored[name] = target.to_json() | provenance
+        if name not in entries or not (folder / f"{name}.pt").is_file():
+            file_content = BytesIO()
+            torch.save(outputs_of(target, device), file_content)
+            write_whole(folder / f"{name}.pt", file_content.getvalue())
+            entries[name] = target.to_json() | provenance
             # Written after each kernel, because a later kernel may end the process.
             write_whole(
-                index, json.dumps({"seed": SEED, "kernels": stored}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+                index, json.dumps({"seed": SEED, "kernels": entries}, indent=1, sort_keys=True, allow_nan=False) + "\n"
             )
         names.append(name)
     return names
 
 
 def compare(folder: Path) -> list[Difference]:
-    """Emulates every kernel that has a golden file.  Raises `ValueError` if the folder has no `golden.json`."""
+    """Emulates every kernel that has a golden file.  Raises `ValueError` if `folder` has no `golden.json`."""
     index = folder / "golden.json"
     if not index.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
@@ -111,10 +111,10 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
         if answer["status"] != "OK":
             return Difference(target.label, 0, 0, False, answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
-    equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
-    elements = sum(output.numel() for output in outputs)
+    equal_elements = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
+    element_count = sum(output.numel() for output in outputs)
     errors = _wrong(spec, target, outputs, golden)
-    return Difference(target.label, elements, equal, not errors, "; ".join(errors))
+    return Difference(target.label, element_count, equal_elements, not errors, "; ".join(errors))
 
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:
@@ -124,7 +124,7 @@ def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) 
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().view(_BITS[value.element_size()])
+    return value.contiguous().view(_INTEGER_DTYPES[value.element_size()])
 
 
 def _name(target: KernelCase) -> str:

@@ -1,6 +1,6 @@
 """Emulates one call of a kernel in the worker process.  Checks values and races; counts bytes and instructions.
 
-A few CTAs can check a large problem: outputs are first filled with poison, and only elements that CTAs wrote count.
+For a large problem, only a few CTAs may run.  Then only the output elements that these CTAs wrote are checked.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ def run(request: Mapping[str, Any]) -> Answer:
 def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
     tensors: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     races = launches.races
-    fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
+    fresh_inputs = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
     errors: list[ErrorStats] = []
     checked_elements = None
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
-        oracle = spec.oracle(fresh)
+        oracle = spec.oracle(fresh_inputs)
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
             written_masks = [_written(output, launches.results) for output in tensors]
             checked_elements = sum(int(mask.sum()) for mask in written_masks)
             tensors = tuple(
-                torch.where(mask, out, ref.to(out.dtype))
-                for mask, out, ref in zip(written_masks, tensors, oracle, strict=True)
+                torch.where(mask, out, expected.to(out.dtype))
+                for mask, out, expected in zip(written_masks, tensors, oracle, strict=True)
             )
-        errors = spec.judge(tensors, oracle, fresh, scheme)
+        errors = spec.judge(tensors, oracle, fresh_inputs, scheme)
     failures = [error.describe() for error in errors if not error.passed]
     if checked_elements == 0:
         failures.append("the CTAs that ran wrote nothing of the outputs")
@@ -107,26 +107,26 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
-    """Returns a mask of the output's elements that launches wrote.  It uses addresses, so a written NaN counts too."""
+    """Returns a mask of the output elements that launches wrote.  It uses addresses, so a written NaN counts too."""
     storage = output.untyped_storage()
-    bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
-    for addresses, size in (item for result in results for item in result.stored):
+    written_bytes = torch.zeros(storage.nbytes(), dtype=torch.bool)
+    for addresses, size in (stored_item for result in results for stored_item in result.stored):
         start = torch.from_numpy(addresses) - storage.data_ptr()
         start = start[(start >= 0) & (start <= storage.nbytes() - size)]
-        for byte in range(size):
-            bytes_[start + byte] = True
-    elements = bytes_.view(-1, output.element_size()).all(dim=1)
-    return torch.as_strided(elements, output.shape, output.stride(), output.storage_offset())
+        for byte_index in range(size):
+            written_bytes[start + byte_index] = True
+    written_elements = written_bytes.view(-1, output.element_size()).all(dim=1)
+    return torch.as_strided(written_elements, output.shape, output.stride(), output.storage_offset())
 
 
 def launch_answer(result: LaunchResult) -> Answer:
-    """Returns one launch as JSON values, with its bytes and counts."""
+    """Returns the result of one launch as JSON values, with its bytes and its counts of instructions."""
     return {
         "kernel": result.kernel,
         "ctas": result.ctas,
         "bytes": asdict(result.bytes),
         "instructions": dict(result.instructions),
-        "lines": [[file, line, dict(counts)] for (file, line), counts in result.lines.items()],
+        "lines": [[file, line, dict(line_counts)] for (file, line), line_counts in result.lines.items()],
         "tensor_flops": dict(result.tensor_flops),
         "shared_wavefronts": result.shared_wavefronts,
         "shared_wavefronts_least": result.shared_wavefronts_least,

@@ -14,7 +14,7 @@ from rooflab.bench import emulator
 from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator import Emulation, Launches, PtxLaunch, TensorMap, emulating_launches
 from rooflab.kernels import _cuda, _device
-from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
+from rooflab.kernels._tensor_map import ELEMENT_TYPES, ROW_BYTES, CudaMap
 from rooflab.kernels.registry import Kernel
 
 ARCHITECTURE = "compute_90a"
@@ -27,8 +27,8 @@ Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
 def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
     """Compiles the CUDA C++ text `source` to PTX, without a GPU.
 
-    `options` are options of NVRTC (`-DTILE=64`).  The PTX holds the line of `kernel.cu` for each instruction.  Headers
-    are found in the same folders as by `kernels/_cuda.py`.  Raises `CudaCompileError` with the compiler's log.  Raises
+    `options` are options of NVRTC (`-DTILE=64`).  The PTX names the line of `kernel.cu` for each instruction.  Headers
+    come from the same folders as in `kernels/_cuda.py`.  Raises `CudaCompileError` with the compiler's log.  Raises
     `ValueError` if CuPy or NVRTC is not installed.
     """
     headers = _cuda.include_folders() if "#include" in source else ()
@@ -48,24 +48,24 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """Lets kernels with compiled code run on CPU tensors inside `with`.  The caller must redirect the launches."""
-    old_value, _device.emulated = _device.emulated, True
+    """Lets compiled kernels accept CPU tensors inside `with`.  The caller must pass their launches to the emulator."""
+    old_value, _device.is_emulated = _device.is_emulated, True
     try:
         yield
     finally:
-        _device.emulated = old_value
+        _device.is_emulated = old_value
 
 
 @contextmanager
 def emulating(**options: Any) -> Iterator[Emulation]:
     """Does the same as `emulator.emulating`, with the same options, and also emulates Rooflab's own kernels."""
-    with emulator.emulating(**options) as run, emulation(), emulating_cuda(run.run):
-        yield run
+    with emulator.emulating(**options) as emulation_run, emulation(), emulating_cuda(emulation_run.run):
+        yield emulation_run
 
 
 @contextmanager
 def every_launch(launches: Launches) -> Iterator[None]:
-    """Passes each launch of Triton, of Gluon and of Rooflab's CUDA C++ to `launches`.
+    """Passes each launch of Triton, Gluon and Rooflab's CUDA C++ to `launches`, which emulates it.
 
     Raises `RuntimeError` in a process that interprets Triton's kernels."""
     with emulating_launches(launches), emulation(), emulating_cuda(launches.run):
@@ -83,7 +83,7 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
 
     The class itself is changed, so it does not matter how a file imports the kernels.  `handle` gets the arguments of
     the launch, with CPU tensors.  Raises `ValueError` on arguments that a real launch would refuse."""
-    call = _cuda.CudaKernel.__call__
+    original_call = _cuda.CudaKernel.__call__
 
     def instead(
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
@@ -96,7 +96,7 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
     try:
         yield
     finally:
-        _cuda.CudaKernel.__call__ = call  # type: ignore[method-assign]
+        _cuda.CudaKernel.__call__ = original_call  # type: ignore[method-assign]
 
 
 def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """Returns a tensor unchanged, a tensor map encoded, and any other argument as the bytes that a launch copies."""
+    """Converts a launch argument.  A tensor stays, a tensor map is encoded, and any other value becomes its bytes."""
     argument = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
     if isinstance(argument, CudaMap):
         return _encoded(argument)
@@ -116,7 +116,7 @@ def _encoded(made: CudaMap) -> TensorMap:
     """Returns the tensor map that the CUDA driver would encode."""
     return TensorMap(
         made.base.data_ptr(),
-        ELEMENTS[made.base.dtype][0],
+        ELEMENT_TYPES[made.base.dtype][0],
         (made.columns, made.rows),
         (made.stride * made.base.element_size(),),
         made.box,

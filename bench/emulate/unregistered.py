@@ -1,4 +1,4 @@
-"""Emulates a user's function that launches kernels, without a registered op.  Makes its inputs, checks its result."""
+"""Emulates a user's function that launches kernels, without a registered op.  Creates its inputs, checks its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rooflab.bench.emulator import EmulationError
 def run(
     function: Callable[..., Any], reference: Callable[..., Any] | None, inputs: Mapping[str, Any], **options: Any
 ) -> Answer:
-    """Emulates one call of `function` and returns its launches.
+    """Emulates one call of `function`, and returns its launches.
 
     Compares the result with that of `reference` on the same inputs in fp64.  `options` are the options of `emulating`.
 
@@ -31,7 +31,7 @@ def run(
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, status, reason, result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as emulated:
+    with emulating(**options) as emulation_run:
         try:
             result = function(**arguments)
         except EmulationError as error:
@@ -39,22 +39,22 @@ def run(
         except TritonError as error:
             failure = Failed.of(error, "")
             status, reason = failure.status, failure.reason
-    if status == "OK" and not emulated.launched:
+    if status == "OK" and not emulation_run.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
-    if status == "OK" and emulated.races:
-        status, reason = "INCORRECT", emulated.races[0]
+    if status == "OK" and emulation_run.races:
+        status, reason = "INCORRECT", emulation_run.races[0]
     if status == "OK" and reference is not None:
         fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
             expected = reference(**fp64_inputs)
         verdicts = FunctionOp.judge(result, expected)
-        status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
-        reason = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
+        status = "OK" if all(verdict.passed for verdict in verdicts) else "INCORRECT"
+        reason = "; ".join(verdict.describe() for verdict in verdicts if status == "OK" or not verdict.passed)
     if status == "OK" and reference is None:
         reason = "no fault and no race; no value was compared, for there is no --reference"
     answer = {"status": status, "reason": reason, "seconds": time.perf_counter() - start_s}
-    launches = [launch_answer(launch) for launch in emulated.launches]
-    return answer | {"ran": emulated.ran, "of": emulated.of, "launches": launches}
+    launches = [launch_answer(launch) for launch in emulation_run.launches]
+    return answer | {"ran": emulation_run.ran, "of": emulation_run.of, "launches": launches}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:

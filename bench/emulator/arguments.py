@@ -12,24 +12,24 @@ import numpy as np
 import torch
 
 from rooflab.bench.emulator.machine.memory import GlobalMemory
-from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Triple
+from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, SizeTriple
 from rooflab.bench.emulator.tiles.tensor_map import TensorMap
 
-_FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
+_FLOAT_CODES = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
 """By parameter type: the `struct` format of a float.  b16 is missing, because it may hold f16 or bf16."""
 
 
 @dataclass(frozen=True)
 class PtxLaunch:
-    """Describes a kernel with its launch settings, except the grid and the arguments."""
+    """Describes a PTX kernel with its launch settings.  The grid and the arguments are not included."""
 
     ptx: str
     name: str | None = None
-    block: Triple | None = None
+    block: SizeTriple | None = None
     """The sizes of a CTA in threads; None if the PTX gives them (`.reqntid`)."""
     dynamic_shared: int = 0
     """Bytes of `extern .shared` memory."""
-    cluster: Triple = (1, 1, 1)
+    cluster: SizeTriple = (1, 1, 1)
     names: tuple[str, ...] = ()
     """The parameters' names in the source, for messages; if empty, messages use the PTX's names."""
 
@@ -60,13 +60,13 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
     if len(args) != len(kernel.parameters):
         signature = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
         raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({signature}), got {len(args)}")
-    raw = b""
+    packed_bytes = b""
     for position, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
         if position < len(names):
             parameter = replace(parameter, name=names[position])
-        raw += bytes(-len(raw) % parameter.align)
-        raw += _packed(value, parameter, memory)
-    return raw
+        packed_bytes += bytes(-len(packed_bytes) % parameter.align)
+        packed_bytes += _packed(value, parameter, memory)
+    return packed_bytes
 
 
 def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
@@ -93,7 +93,7 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
     """Returns the bytes of one argument of the kernel."""
-    name, kind = parameter.name, parameter.type
+    name, ptx_type = parameter.name, parameter.type
     if isinstance(value, TensorMap):
         if value.base is not None:
             add_tensor(memory, value.base, name)
@@ -102,11 +102,11 @@ def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
         if len(value) != parameter.size:
             raise ValueError(f"{name}: expected {parameter.size} bytes, got {len(value)}")
         return value
-    if kind == "bytes":
+    if ptx_type == "bytes":
         raise ValueError(f"{name}: expected {parameter.size} bytes or a TensorMap, got {type(value).__name__}")
     if isinstance(value, torch.Tensor):
-        if kind not in ("u64", "b64", "s64"):
-            raise ValueError(f"{name}: expected a number (.{kind}), got a tensor")
+        if ptx_type not in ("u64", "b64", "s64"):
+            raise ValueError(f"{name}: expected a number (.{ptx_type}), got a tensor")
         return add_tensor(memory, value, name).to_bytes(8, "little")
     if value is None:
         value = 0
@@ -114,22 +114,22 @@ def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
 
 
 def _number(value: Any, parameter: Parameter) -> bytes:
-    kind, limit = parameter.type, 1 << 8 * parameter.size
-    misfit = ValueError(f"{parameter.name}: expected a number that fits .{kind}, got {_shown(value)}")
+    ptx_type, value_limit = parameter.type, 1 << 8 * parameter.size
+    misfit_error = ValueError(f"{parameter.name}: expected a number that fits .{ptx_type}, got {_shown(value)}")
     if not isinstance(value, bool | int | float):
-        raise misfit
-    if isinstance(value, float) or kind.startswith("f"):
+        raise misfit_error
+    if isinstance(value, float) or ptx_type.startswith("f"):
         # A float in an untyped parameter is passed as C would pass it.
         try:
-            return struct.pack(_FLOATS[kind], float(value))
+            return struct.pack(_FLOAT_CODES[ptx_type], float(value))
         except (KeyError, OverflowError):
-            raise misfit from None
-    if not -(limit // 2) <= value < limit:
-        raise misfit
-    return (int(value) % limit).to_bytes(parameter.size, "little")
+            raise misfit_error from None
+    if not -(value_limit // 2) <= value < value_limit:
+        raise misfit_error
+    return (int(value) % value_limit).to_bytes(parameter.size, "little")
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as one line of text: numbers and strings as they are, other values by their type."""
-    text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
-    return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"
+    """Returns a text for one value: a number or string is shown as it is, any other value by its type."""
+    line = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
+    return line if 0 < len(line) <= 80 and "\n" not in line else f"a value of type {type(value).__name__}"

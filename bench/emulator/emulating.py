@@ -24,7 +24,7 @@ from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Emulation(Launches):
     @property
     def findings(self) -> list[Finding]:
         """Returns the faults of all launches, races first."""
-        kinds = (("race", "races"), ("note", "notes"))
+        fields = (("race", "races"), ("note", "notes"))
         findings = [
-            Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
+            Finding(kind, x.kernel, text) for kind, name in fields for x in self.results for text in getattr(x, name)
         ]
         return list(dict.fromkeys(findings))
 
@@ -64,7 +64,7 @@ class Emulation(Launches):
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns the tensors that kernels may access by pointers in memory."""
+        """Returns the tensors that kernels may access through pointers that are stored in memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
@@ -84,23 +84,23 @@ def emulating(
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
-    Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` answers for an
-    H100. An autotuned kernel runs with its first config, or with the config that `configs` selects.  `races=False` is
-    faster. `seed` above 0 makes the order of warps and copies random.  `memory` lists tensors that kernels access by
-    pointers in memory, if their addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA
-    and `ctas` others run.
+    Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
+    An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
+    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  If kernels access
+    tensors by pointers in memory, and these pointers are older than the block, list the tensors in `memory`.  If `ctas`
+    is given, only the first CTA, the last CTA and `ctas` other CTAs run.
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
     names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config has the wanted values.
     """
-    run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
+    emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
         with (
-            emulating_launches(run, None if configs is None else _chosen(configs)),
-            pretended_gpu() as run.gpu,
-            run.fresh,
+            emulating_launches(emulation, None if configs is None else _chosen(configs)),
+            pretended_gpu() as emulation.gpu,
+            emulation.fresh,
         ):
-            yield run
+            yield emulation
     except EmulationError as error:
         # Raises a new error, because contextlib gives the same error its whole traceback back.
         raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
@@ -109,11 +109,11 @@ def emulating(
 def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
     def choose(candidates: list[Any], values: dict[str, Any]) -> Iterator[Any]:
         if isinstance(configs, Mapping):
-            settings = configs.items()
-            matching = [config for config in candidates if settings <= config.all_kwargs().items()]
-            if not matching:
+            wanted_settings = configs.items()
+            matching_configs = [config for config in candidates if wanted_settings <= config.all_kwargs().items()]
+            if not matching_configs:
                 raise ValueError(f"configs: expected one of {'; '.join(map(str, candidates))}, got {dict(configs)}")
-            yield matching[0]
+            yield matching_configs[0]
             return
         yield candidates[0]
         end = time.monotonic() + configs
@@ -130,5 +130,5 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
         return None
     tail = users_part(trace.tb_next)
     file = trace.tb_frame.f_code.co_filename
-    foreign = file.startswith(PACKAGE) or "/triton/" in file or "/torch/" in file
+    foreign = file.startswith(PACKAGE_FOLDER) or "/triton/" in file or "/torch/" in file
     return tail if foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

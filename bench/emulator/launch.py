@@ -22,13 +22,13 @@ from rooflab.bench.emulator.machine.memory import GlobalMemory
 from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
 from rooflab.bench.emulator.mended import registers_of
 from rooflab.bench.emulator.results import LaunchResult, result_of
-from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, Triple, Variable
+from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, SizeTriple, Variable
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 
-MOST_EMULATED = 1 << 22
+MAX_GRID_CTAS = 1 << 22
 """The most CTAs of a grid, run or not.  A CTA costs up to 400 bytes in the race detector, and 0.1 ms or more to run."""
-MOST_CTAS = (2**31 - 1, 65535, 65535)
-MOST_CLUSTER = 16
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_CLUSTER_CTAS = 16
 """The most CTAs of a cluster.  8 CTAs are portable; a kernel may opt in to more."""
 
 
@@ -44,49 +44,49 @@ def emulate(
     memory: Iterable[torch.Tensor] = (),
     short_accumulator: bool = False,
 ) -> LaunchResult:
-    """Runs a compiled kernel on the CPU.  It reads and writes CPU tensors in place.
+    """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
     `compiled` is a `PtxLaunch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; for a Triton kernel, in programs
-    of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other seed makes the order
-    of warps and of copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If `ctas` is given, the
-    result lists the stores of these CTAs.  `unwritten` are tensors among the arguments without valid contents; reading
-    them is an error. `memory` are further tensors that the kernel accesses by pointers.  `short_accumulator` makes fp8
-    matrix multiplications accumulate with about 14 bits, as Hopper does.
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes.  They count CTAs; for a Triton kernel
+    they count programs of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other
+    seed makes the order of warps and copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If
+    `ctas` is given, the result lists the stores of these CTAs.  `unwritten` are argument tensors without valid
+    contents; reading them is an error.  `memory` are further tensors that the kernel accesses by pointers.  With
+    `short_accumulator`, fp8 matrix multiplications accumulate with about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
     if not isinstance(compiled, PtxLaunch):
         if not hasattr(compiled, "asm"):
-            expected = "a Launch or a kernel that Triton compiled"
-            raise ValueError(f"compiled: expected {expected}, got a value of type {type(compiled).__name__}")
+            expected_text = "a Launch or a kernel that Triton compiled"
+            raise ValueError(f"compiled: expected {expected_text}, got a value of type {type(compiled).__name__}")
         grid = in_ctas(compiled, _grid(grid))
-        compiled, args, reached = bound(compiled, grid, args)
-        memory = [*memory, *reached]
+        compiled, args, reached_tensors = bound(compiled, grid, args)
+        memory = [*memory, *reached_tensors]
     if not isinstance(compiled.ptx, str):
         raise ValueError(f"ptx: expected a text, got a value of type {type(compiled.ptx).__name__}")
     program = load(compiled.ptx, compiled.name)
     sizes = _grid(grid)
     count = sizes[0] * sizes[1] * sizes[2]
-    if count > MOST_EMULATED:
-        raise ValueError(f"grid: expected at most {MOST_EMULATED} CTAs, of which each takes memory, got {tuple(grid)}")
+    if count > MAX_GRID_CTAS:
+        raise ValueError(f"grid: expected at most {MAX_GRID_CTAS} CTAs, of which each takes memory, got {tuple(grid)}")
     checks = Checks() if checks is None else checks
     if not isinstance(checks, Checks):
         raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
-    blank = checked_tensors("unwritten", unwritten)
+    unwritten_tensors = checked_tensors("unwritten", unwritten)
     global_memory = GlobalMemory()
-    raw = bound_arguments(program.kernel, args, global_memory, compiled.names)
+    params = bound_arguments(program.kernel, args, global_memory, compiled.names)
     for tensor in checked_tensors("memory", memory):
         add_tensor(global_memory, tensor, "memory")
-    for tensor in blank if checks.uninitialised else ():
+    for tensor in unwritten_tensors if checks.uninitialised else ():
         mark_unwritten(global_memory, tensor)
     block, cluster = _sizes(program.kernel, compiled, sizes)
     layout = _layout(program.kernel, global_memory)
     dynamic = _dynamic_shared(compiled, layout)
-    run = Run(program, sizes, block, cluster, global_memory, raw, layout, dynamic, checks, seed, short_accumulator)
+    run = Run(program, sizes, block, cluster, global_memory, params, layout, dynamic, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
-    text, name = compiled.ptx, program.kernel.name
-    execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(text, name))
+    ptx_text, name = compiled.ptx, program.kernel.name
+    execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(ptx_text, name))
     return result_of(run, compiled.ptx)
 
 
@@ -100,15 +100,15 @@ def _chosen(ctas: Iterable[int], count: int) -> list[int]:
     return cta_numbers
 
 
-def _grid(grid: Sequence[int]) -> Triple:
+def _grid(grid: Sequence[int]) -> SizeTriple:
     sizes = whole_numbers("grid", grid)
-    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= limit for size, limit in zip(sizes, MOST_CTAS, strict=False)):
+    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= limit for size, limit in zip(sizes, MAX_GRID, strict=False)):
         raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
     x, y, z = [*sizes, 1, 1][:3]
     return x, y, z
 
 
-def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, Triple]:
+def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: SizeTriple) -> tuple[SizeTriple, SizeTriple]:
     """Returns the sizes of a launch's thread block and of its cluster."""
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
@@ -122,8 +122,8 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, 
     if kernel.cluster is not None and cluster not in ((1, 1, 1), kernel.cluster):
         raise ValueError(f"cluster: expected {kernel.cluster}, which the PTX of {kernel.name} says, got {cluster}")
     cluster = kernel.cluster or cluster
-    if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MOST_CLUSTER:
-        raise ValueError(f"cluster: expected 1 to {MOST_CLUSTER} CTAs, got {cluster}")
+    if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER_CTAS:
+        raise ValueError(f"cluster: expected 1 to {MAX_CLUSTER_CTAS} CTAs, got {cluster}")
     if any(size % ctas for size, ctas in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
     return block, cluster
@@ -139,7 +139,7 @@ def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
     return dynamic
 
 
-def _three(name: str, sizes: Sequence[int]) -> Triple:
+def _three(name: str, sizes: Sequence[int]) -> SizeTriple:
     size_list = whole_numbers(name, sizes)
     if len(size_list) != 3:
         raise ValueError(f"{name}: expected three sizes, got {tuple(size_list)}")
@@ -150,7 +150,7 @@ def _three(name: str, sizes: Sequence[int]) -> Triple:
 def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
     addresses: dict[str, int] = {}
     end_by_space = {"shared": 0, "local": 0, "param": 0}
-    dynamic = []
+    dynamic_variables = []
 
     def place(item: Variable | Parameter, space: str) -> None:
         addresses[item.name] = -(-end_by_space[space] // item.align) * item.align
@@ -162,26 +162,26 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
         if variable.space in ("global", "const"):
             addresses[variable.name] = _placed(variable, memory)
         elif variable.space == "shared" and not variable.size:
-            dynamic.append(variable)
+            dynamic_variables.append(variable)
         else:
             place(variable, variable.space)
     for variable in kernel.variables.values():
         for reference in variable.references:
             _point(variable, reference, addresses, memory)
-    for variable in dynamic:
+    for variable in dynamic_variables:
         place(variable, "shared")
     return VariableLayout(addresses, end_by_space["shared"], end_by_space["local"])
 
 
 def _placed(variable: Variable, memory: GlobalMemory) -> int:
     """Allocates a variable of the PTX text with its initial value, and returns its address."""
-    align = max(variable.align, 16)
-    data = np.zeros(-(-variable.size // 16) * 16 + align, np.uint8)
-    shift = -data.ctypes.data % align
-    data[shift : shift + len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
-    base = data.ctypes.data + shift
-    memory.add(variable.name, base, variable.size, data, read_only=variable.space == "const")
-    return base
+    alignment = max(variable.align, 16)
+    memory_bytes = np.zeros(-(-variable.size // 16) * 16 + alignment, np.uint8)
+    alignment_shift = -memory_bytes.ctypes.data % alignment
+    memory_bytes[alignment_shift : alignment_shift + len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    base_address = memory_bytes.ctypes.data + alignment_shift
+    memory.add(variable.name, base_address, variable.size, memory_bytes, read_only=variable.space == "const")
+    return base_address
 
 
 def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
@@ -192,7 +192,7 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
     value >>= (reference.mask & -reference.mask).bit_length() - 1
     allocation = memory.find(addresses[variable.name])
     assert allocation is not None
-    first = addresses[variable.name] - allocation.base + reference.at
-    allocation.view(1)[first : first + reference.size] = np.frombuffer(
+    first_byte = addresses[variable.name] - allocation.base + reference.at
+    allocation.view(1)[first_byte : first_byte + reference.size] = np.frombuffer(
         (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )

@@ -19,7 +19,7 @@ from rooflab.bench.emulator.machine.run import Checks
 from rooflab.bench.emulator.results import Bytes, LaunchResult
 
 _ATEN = torch.ops.aten
-_EMPTY = (
+_EMPTY_FUNCTIONS = (
     _ATEN.empty,
     _ATEN.empty_like,
     _ATEN.empty_strided,
@@ -42,7 +42,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.overloadpacket in _EMPTY and not kwargs.keys() & {"out"}:
+        if func.overloadpacket in _EMPTY_FUNCTIONS and not kwargs.keys() & {"out"}:
             if result.device.type == "cpu" and result.layout == torch.strided and result.untyped_storage().nbytes():
                 self._tensors[result.untyped_storage().data_ptr()] = result
         elif self._tensors and not _is_view(func):
@@ -54,11 +54,11 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tensors.clear()
 
     def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns those of `tensors` that have not been written."""
+        """Returns the tensors in `tensors` that have not been written."""
         return [tensor for tensor in tensors if _address(tensor) in self._tensors]
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Marks `tensors` as possibly written from now on."""
+        """Records that `tensors` may have been written."""
         for tensor in tensors:
             self._tensors.pop(_address(tensor), None)
 
@@ -70,9 +70,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    base = getattr(value, "base", None)
-    return [base] if isinstance(base, torch.Tensor) else []
+        return [tensor for member in value for tensor in tensors_in(member)]
+    base_tensor = getattr(value, "base", None)
+    return [base_tensor] if isinstance(base_tensor, torch.Tensor) else []
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -81,8 +81,8 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _is_view(func: Any) -> bool:
     """Returns whether a torch function returns its argument's memory and writes nothing."""
-    returns = [item.alias_info for item in func._schema.returns]
-    return bool(returns) and all(info is not None and not info.is_write for info in returns)
+    alias_infos = [return_value.alias_info for return_value in func._schema.returns]
+    return bool(alias_infos) and all(alias_info is not None and not alias_info.is_write for alias_info in alias_infos)
 
 
 QUICK = Checks(races=False, counts=False)
@@ -148,7 +148,7 @@ class Launches:
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns the tensors that kernels may access by pointers in memory."""
+        """Returns the tensors that kernels may access through pointers that are stored in memory."""
         return []
 
     @property
@@ -163,7 +163,7 @@ class Launches:
 
     @property
     def bytes(self) -> Bytes:
-        """Returns the sum of the bytes of all launches."""
+        """Returns the bytes that all launches moved, as sums by memory level."""
         names = Bytes.__dataclass_fields__
         return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
 

@@ -48,14 +48,14 @@ def _names() -> dict[str, Any]:
         warps,
     )
     names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
-    types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
-    types |= {f"f{size}": np.dtype(f"f{size}") for size in (4, 8)}
-    return names | types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
+    numpy_types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
+    numpy_types |= {f"f{size}": np.dtype(f"f{size}") for size in (4, 8)}
+    return names | numpy_types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
 
 
 @lru_cache(maxsize=64)
 def load(text: str, name: str | None = None) -> Program:
-    """Loads the kernel `name` of a PTX text (None: its only kernel).  Raises `PtxError` if this is not possible."""
+    """Loads the kernel `name` of a PTX text, or its only kernel if `name` is None.  Raises `PtxError` if this fails."""
     module = parse(text)
     if name is None and len(module.entries) != 1:
         raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")

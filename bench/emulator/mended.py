@@ -1,4 +1,4 @@
-"""Compiles a kernel with ptxas, for its register count, and to see whether ptxas adds a missing fence or wgmma wait."""
+"""Compiles PTX with ptxas.  Reads the register count, and whether ptxas added a missing fence or wgmma wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FENCE, WAIT = "C7519", "C7517"
 
 
 def notes_of(ptx: str) -> frozenset[str]:
-    """Returns the codes of ptxas's notes (such as `C7517`) for PTX on sm_90a.  Raises `ValueError` if ptxas fails."""
+    """Returns the codes of ptxas's notes (such as `C7517`) on PTX for sm_90a.  Raises `ValueError` if ptxas fails."""
     return frozenset(re.findall(r"\((C\d+)\)", _log(ptx)))
 
 
 def registers_of(ptx: str, name: str) -> int:
-    """Returns the registers per thread of the kernel `name`.  Raises `ValueError` if ptxas refuses the PTX."""
+    """Returns the registers per thread that ptxas gives the kernel `name`.  Raises `ValueError` if ptxas fails."""
     register_match = re.search(rf"entry function '{re.escape(name)}'.*?Used (\d+) registers", _log(ptx), re.DOTALL)
     assert register_match is not None, "ptxas says it of each kernel"
     return int(register_match[1])
@@ -27,13 +27,13 @@ def registers_of(ptx: str, name: str) -> int:
 
 @lru_cache(maxsize=32)
 def _log(ptx: str) -> str:
-    package = find_spec("triton")
-    assert package is not None and package.origin is not None, "a requirement of this package"
-    tool = Path(package.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    result = _assemble(tool, ptx)
-    supported = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", result.stderr)
-    if supported is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
-        result = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {supported[1]}", ptx, count=1))
+    triton_spec = find_spec("triton")
+    assert triton_spec is not None and triton_spec.origin is not None, "a requirement of this package"
+    ptxas_path = Path(triton_spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    result = _assemble(ptxas_path, ptx)
+    version_match = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", result.stderr)
+    if version_match is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
+        result = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
     if result.returncode:
         raise ValueError(f"ptx: ptxas refuses it: {result.stderr.strip()}")
     return result.stderr

@@ -1,4 +1,4 @@
-"""Describes the result of an emulated launch: the bytes moved at each memory level, the counts and the races."""
+"""Describes the result of an emulated launch: bytes moved at each memory level, instruction counts and races."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Run
 from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of
 from rooflab.bench.emulator.races.reports import Race, describe
-from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, Triple
+from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, SizeTriple
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Counts the bytes that a launch moved.  An accessed L2 sector counts as 32 bytes, its full size."""
+    """Counts the bytes that a launch moved.  Each accessed L2 sector counts with its full 32 bytes."""
 
     hbm_read: int = 0
     """Bytes of the sectors that were read at least once: the least that HBM must deliver, if L2 keeps everything."""
@@ -46,7 +46,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """Holds the counts and the races of a launch."""
+    """Holds the result of a launch: bytes, instruction counts and races."""
 
     kernel: str
     bytes: Bytes
@@ -67,17 +67,17 @@ class LaunchResult:
     are undefined, as Triton 3.9 makes them."""
     ctas: int
     """The number of CTAs in the grid."""
-    grid: Triple
+    grid: SizeTriple
     stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
     """If only some of the CTAs ran: addresses and width of their stores to global memory."""
 
     @property
     def flops(self) -> int:
-        """Returns the sum of `tensor_flops`."""
+        """Returns the multiplications and additions of the tensor cores, summed over all operand types."""
         return sum(self.tensor_flops.values())
 
 
-_COUNTED = {
+_COUNTER_BY_FIELD = {
     field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
 }
 """The counter's name for each field of `Bytes` except the first two."""
@@ -86,9 +86,9 @@ _COUNTED = {
 def result_of(run: Run, ptx: str) -> LaunchResult:
     """Returns the result of an emulated run of a kernel.  `ptx` is the PTX text that contains the kernel."""
     kernel, counter = run.program.kernel, run.counter
-    totals: Mapping[str, int] = counter.totals if counter is not None else {}
-    executed = _executed(run)
-    moved_bytes = {name: totals.get(key, 0) for name, key in _COUNTED.items()}
+    counter_totals: Mapping[str, int] = counter.totals if counter is not None else {}
+    executed_threads = _executed(run)
+    moved_bytes = {name: counter_totals.get(key, 0) for name, key in _COUNTER_BY_FIELD.items()}
     allocations = run.memory.allocations
     read_sectors = sum(int(item.sectors_read.sum()) for item in allocations if item.sectors_read is not None)
     written_sectors = sum(int(item.sectors_written.sum()) for item in allocations if item.sectors_written is not None)
@@ -97,11 +97,11 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
     return LaunchResult(
         kernel=kernel.name,
         bytes=Bytes(hbm_read=SECTOR * read_sectors, hbm_write=SECTOR * written_sectors, **moved_bytes),
-        instructions=_by_opcode(kernel, executed),
-        lines=_by_line(run, executed),
-        tensor_flops=_tensor_flops(kernel, executed),
-        shared_wavefronts=totals.get("shared_wavefronts", 0),
-        shared_wavefronts_least=totals.get("shared_wavefronts_least", 0),
+        instructions=_by_opcode(kernel, executed_threads),
+        lines=_by_line(run, executed_threads),
+        tensor_flops=_tensor_flops(kernel, executed_threads),
+        shared_wavefronts=counter_totals.get("shared_wavefronts", 0),
+        shared_wavefronts_least=counter_totals.get("shared_wavefronts_least", 0),
         races=races,
         notes=notes,
         ctas=grid[0] * grid[1] * grid[2],
@@ -114,18 +114,18 @@ def _executed(run: Run) -> dict[int, int]:
     """Returns, for each instruction, the number of threads that executed it."""
     threads: Tally[int] = Tally()
     if run.counter is not None:
-        for (start, grain), lanes in run.counter.blocks.items():
+        for (start, grain), thread_count in run.counter.blocks.items():
             block = run.program.block(start, grain)
-            for number in range(block.start, block.end):
-                threads[number] += lanes
+            for instruction_index in range(block.start, block.end):
+                threads[instruction_index] += thread_count
     return threads
 
 
 def _by_opcode(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
-    counts: Tally[str] = Tally()
-    for number, lanes in executed.items():
-        counts[kernel.instructions[number].opcode] += lanes
-    return dict(counts.most_common())
+    opcode_counts: Tally[str] = Tally()
+    for instruction_index, thread_count in executed.items():
+        opcode_counts[kernel.instructions[instruction_index].opcode] += thread_count
+    return dict(opcode_counts.most_common())
 
 
 def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
@@ -138,89 +138,89 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
         key = ("", 0) if source_line is None else source_line.caller or (source_line.file, source_line.line)
         return lines.setdefault(key, {})
 
-    for number, lanes in executed.items():
-        item = at(number)
-        item["threads"] = item.get("threads", 0) + lanes
+    for number, thread_count in executed.items():
+        line_counts = at(number)
+        line_counts["threads"] = line_counts.get("threads", 0) + thread_count
     if run.counter is not None:
         for (number, count_name), amount in run.counter.by_instruction.items():
-            item = at(number)
-            item[count_name] = item.get(count_name, 0) + amount
+            line_counts = at(number)
+            line_counts[count_name] = line_counts.get(count_name, 0) + amount
     return dict(sorted(lines.items()))
 
 
 def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
     flops: Tally[str] = Tally()
-    for number, lanes in executed.items():
-        opcode = kernel.instructions[number].opcode
+    for instruction_index, thread_count in executed.items():
+        opcode = kernel.instructions[instruction_index].opcode
         shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
         if shape is None or not opcode.startswith(("wgmma.mma", "mma.sync")):
             continue
         m, n, k = map(int, shape.groups())
-        parts = opcode.split(".")
-        kind = parts[-2] if opcode.startswith("wgmma") else parts[-3]
-        flops[kind] += 2 * m * n * k * (lanes // (128 if opcode.startswith("wgmma") else 32))
+        opcode_parts = opcode.split(".")
+        operand_type = opcode_parts[-2] if opcode.startswith("wgmma") else opcode_parts[-3]
+        flops[operand_type] += 2 * m * n * k * (thread_count // (128 if opcode.startswith("wgmma") else 32))
     return dict(flops)
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns texts of the races of a run, and of the faults that would be races if ptxas did not repair them."""
+    """Returns a run's races as sentences, and notes on faults that ptxas repairs or that only change the rounding."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
 
     shared_races = _unlike((race for race in run.shared_races if not race.harmless), name)
-    rounded = [describe(race, name) for race in shared_races if race.kind == "rounding"]
-    texts = [describe(race, name) for race in shared_races if race.kind != "rounding"]
+    rounding_notes = [describe(race, name) for race in shared_races if race.kind == "rounding"]
+    race_texts = [describe(race, name) for race in shared_races if race.kind != "rounding"]
     if run.global_races is not None:
         global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
-        texts += [_in_an_allocation(run, race, name) for race in global_races]
-    texts += [
-        f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
-        for use, maker in run.map_races
+        race_texts += [_in_an_allocation(run, race, name) for race in global_races]
+    race_texts += [
+        f"{name(map_use)} uses a tensor map that {name(map_write)} made, with no fence.proxy.tensormap between"
+        for map_use, map_write in run.map_races
     ]
-    texts += [
+    race_texts += [
         f"{name(number)} is met more often by some warps than by others, which have left the loop and ended: a barrier"
         " is undefined unless all threads come to it"
         for number in run.uneven_barriers
     ]
-    texts += [
+    race_texts += [
         f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
         for writer, wgmma in run.program.rewritten
     ]
-    doubtful = {
+    faults_by_note = {
         WAIT: [
             f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
             for number in run.register_races
         ],
         FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
     }
-    mended = notes_of(ptx) if any(doubtful.values()) else frozenset()
-    texts += [text for code, faults in doubtful.items() if code not in mended for text in faults]
+    repairs = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
+    race_texts += [text for note_code, faults in faults_by_note.items() if note_code not in repairs for text in faults]
     notes = [
-        f"{text} (ptxas puts one there, note {code}, and the products no longer overlap)"
-        for code, faults in doubtful.items()
-        if code in mended
+        f"{text} (ptxas puts one there, note {note_code}, and the products no longer overlap)"
+        for note_code, faults in faults_by_note.items()
+        if note_code in repairs
         for text in faults
     ]
-    return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys([*rounded, *notes]))
+    return tuple(dict.fromkeys(race_texts)), tuple(dict.fromkeys([*rounding_notes, *notes]))
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Keeps one of several races that differ only in address and actors, as iterations of an unrolled loop do."""
-    first: dict[tuple[object, ...], Race] = {}
+    """Removes races that repeat another race at other addresses or actors, as in an unrolled loop."""
+    first_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
-        first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
-    return list(first.values())
+        first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
+    return list(first_by_key.values())
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory.  Gives the byte within the kernel's argument instead of the address."""
+    """Describes a race on global memory.  Gives the byte offset in the kernel's argument instead of an address."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)
-    position = f"byte {race.address - allocation.base} of {allocation.name}"
-    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {position}", 1)
+    byte_position = f"byte {race.address - allocation.base} of {allocation.name}"
+    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {byte_position}", 1)
 
 
 def _unfenced(wgmma: Instruction, other: Instruction | None) -> str:

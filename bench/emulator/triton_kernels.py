@@ -15,7 +15,7 @@ import torch
 
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.machine.run import MOST_THREADS
-from rooflab.bench.emulator.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
+from rooflab.bench.emulator.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENT_TYPES, SWIZZLES, TensorMap
 
 SCRATCH_ALIGN = 128
 DTYPES = {
@@ -31,7 +31,7 @@ Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
-    """Returns a `PtxLaunch` of a `CompiledKernel`, the values of its PTX parameters, and the tensors of its maps.
+    """Returns the `PtxLaunch` of a compiled kernel, the values of its PTX parameters, and the tensors of its maps.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
     if the number of `args` differs from the signature."""
@@ -45,30 +45,30 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
         raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
     names: list[str] = []
-    reached: list[torch.Tensor] = []
-    maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
+    map_tensors: list[torch.Tensor] = []
+    descriptor_metadata = iter(getattr(metadata, "tensordesc_meta", None) or ())
     for name, argument, argument_kind in zip(argument_names, args, signature, strict=True):
         for value, kind in _flat([argument], [argument_kind]):
             if isinstance(kind, str) and kind.startswith("tensordesc"):
-                values += _descriptor(value, next(maps, None))
-                reached.append(value.base)
+                values += _descriptor(value, next(descriptor_metadata, None))
+                map_tensors.append(value.base)
             else:
                 values.append(_float(value, kind) if isinstance(value, int | float) else _memory(name, value, kind))
         names += [name] * (len(values) - len(names))
     ctas = math.prod(map(int, grid))
     for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
         values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
-    entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
-    count = entry[1].count(".param ") if entry is not None else 0
+    entry_match = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
+    count = entry_match[1].count(".param ") if entry_match is not None else 0
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
     values = values[:count] if len(values) > count else values
     names += ["scratch memory"] * (len(values) - len(names))
     launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
-    return launch, values, reached
+    return launch, values, map_tensors
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """Returns the tensor for a pointer of type `kind`.  A tensor that `triton.reinterpret` wraps is unwrapped.
+    """Returns the tensor of a pointer argument of type `kind`.  Unwraps a tensor that `triton.reinterpret` wrapped.
 
     Raises `ValueError` if the kernel was compiled for another dtype."""
     if isinstance(value, torch.Tensor):
@@ -78,8 +78,8 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
                 f"{name}: expected {kind}, for which the kernel was compiled, got a tensor of {value.dtype}"
             )
         return value
-    base = getattr(value, "base", None)
-    return base if isinstance(base, torch.Tensor) else value
+    base_tensor = getattr(value, "base", None)
+    return base_tensor if isinstance(base_tensor, torch.Tensor) else value
 
 
 def _name(compiled: Any, key: Any) -> str:
@@ -99,7 +99,7 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yields values with their types.  Flattens tuples, and leaves out the values that Triton specialised away."""
+    """Yields values with their types.  Flattens tuples, and leaves out constexprs."""
     for value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flat(value, kind)
@@ -108,7 +108,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """Returns a number as Triton's launcher passes it.  An annotation may make it a float, or narrow a float."""
+    """Returns a number as Triton's launcher passes it.  A type annotation may make it a float or a narrower float."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -120,10 +120,10 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
     """Returns the kernel parameters for a tensor descriptor: a map (or the tensor), then its shape and strides."""
     shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
-        flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
-        return [value.base, *shape, *strides, *flags, *shape, *strides]
+        padding_flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
+        return [value.base, *shape, *strides, *padding_flags, *shape, *strides]
     size = int(meta["elem_size"])
-    kind = ELEMENTS[int(meta["elem_type"])]
+    kind = ELEMENT_TYPES[int(meta["elem_type"])]
     if getattr(value, "round_f32_to_tf32", False):
         kind = DRIVER_ELEMENTS[11]
     tensor_map = TensorMap(
@@ -142,10 +142,10 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` and passes every launch to `handle`, also the launch of a `CompiledKernel`.
+    """Compiles kernels for `sm` and passes every launch to `handle`, also a launch of an already compiled kernel.
 
-    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default the first
-    config.  The result of the last config is kept."""
+    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default only the first.
+    The result of the last config is kept."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
@@ -153,28 +153,28 @@ def emulating_triton(
     from rooflab.bench.compile.capture import FakeDriver, check_internals, driven_by, ptxas_log
 
     check_internals()
-    init, tune = CompiledKernel._init_handles, Autotuner.run
+    old_init_handles, old_tuner_run = CompiledKernel._init_handles, Autotuner.run
 
     def ready(self: Any) -> None:
-        """Prepares what a launch calls.  Runs in place of the code that loads the kernel."""
+        """Prepares a kernel for emulated launches.  Replaces Triton's code that loads a kernel onto a GPU."""
         self.module = self.function = self.name
         self._run = partial(_launched, self)
 
     def missing(self: Any, name: str) -> int:
-        """Returns what Triton knows of a loaded kernel: its registers, spilled words or maximum threads."""
+        """Returns what Triton knows of a loaded kernel: the number of registers, spilled words or maximum threads."""
         if name not in ("n_regs", "n_spills", "n_max_threads"):
             raise AttributeError(name)
-        usage = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
-        assert usage is not None, "ptxas says both"
-        self.n_regs, self.n_spills, self.n_max_threads = int(usage[2]), int(usage[1]) // 4, MOST_THREADS
+        usage_match = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
+        assert usage_match is not None, "ptxas says both"
+        self.n_regs, self.n_spills, self.n_max_threads = int(usage_match[2]), int(usage_match[1]) // 4, MOST_THREADS
         return int(getattr(self, name))
 
     def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        candidates = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        choices = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
         old_contents = {} if configs is None else _contents([*args, *kwargs.values()])
-        for config in candidates[:1] if configs is None else configs(candidates, {**self.nargs, **kwargs}):
+        for config in choices[:1] if configs is None else configs(choices, {**self.nargs, **kwargs}):
             if kernel is not None:  # the next config starts with the same contents as the first config
                 for address, old_bytes in old_contents.items():
                     ctypes.memmove(address, old_bytes, len(old_bytes))
@@ -191,12 +191,12 @@ def emulating_triton(
             yield
     finally:
         _handles.pop()
-        CompiledKernel._init_handles, Autotuner.run = init, tune
+        CompiledKernel._init_handles, Autotuner.run = old_init_handles, old_tuner_run
         del CompiledKernel.__getattr__
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """Returns the bytes of tensors by address.  Reads them without torch, because torch would count a use."""
+    """Returns the bytes of tensors by address.  Reads them without torch, because each use by torch is counted."""
     storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
@@ -208,9 +208,9 @@ _handles: list[Handle] = []
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
     """Runs a launch with the arguments of Triton's own launcher; skips an empty grid."""
     args = others[6:]  # after stream, function, two of metadata and two hooks
-    kinds = list(kernel.src.signature.values())
-    if len(args) == len(kinds):
-        args = tuple(value for value, kind in zip(args, kinds, strict=True) if kind != "constexpr")
+    argument_kinds = list(kernel.src.signature.values())
+    if len(args) == len(argument_kinds):
+        args = tuple(value for value, kind in zip(args, argument_kinds, strict=True) if kind != "constexpr")
     if not _handles:
         raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
     if x * y * z:

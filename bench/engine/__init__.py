@@ -1,1 +1,1 @@
-"""Checks the whole engine: its runs as records (`runs.py`), and what it reads from a model's files (`doctor.py`)."""
+"""Contains checks of the whole engine: `runs.py` records its runs, `doctor.py` shows how it reads a model's files."""

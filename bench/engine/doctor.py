@@ -1,4 +1,4 @@
-"""Shows what the engine reads from a model's files, and compares tokens and probabilities with transformers."""
+"""Shows what the engine reads from a model's files, and compares its tokens and probabilities with transformers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TEXTS = (
     "def f(x):\n    return x ** 2\n",
     "a" * 40,
 )
-LIKELIEST = 20
-FAR = 0.01
+LOGPROB_COUNT = 20
+MAX_GAP = 0.01
 """The largest allowed difference of fp32 log-probabilities.  Correct: at most 0.001.  With a wrong rotation: nats."""
 
 
@@ -54,10 +54,10 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """Compares the engine with transformers.  Yields a row for the tokens of `TEXTS`, and a row for the likeliest next
-    tokens of two prompts.
+    """Compares the engine with transformers.  Yields a row for the tokens of `TEXTS`, and a row for log-probabilities.
 
-    Raises `ValueError` if transformers cannot load the files."""
+    The log-probabilities are those of the likeliest next tokens of two prompts.  Raises `ValueError` if transformers
+    cannot load the files."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -69,24 +69,24 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
-            reference = AutoTokenizer.from_pretrained(source, **options)
+            hf_tokenizer = AutoTokenizer.from_pretrained(source, **options)
             hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
-    encodings = [(text, tokenizer.encode(text), reference(text)["input_ids"]) for text in TEXTS]
-    differing = [f"{text!r}: {ours}, there {theirs}" for text, ours, theirs in encodings if ours != theirs]
-    yield {"what": "tokens", "of": len(encodings), "differ": len(differing), "first": "".join(differing[:1])}
+    encodings = [(text, tokenizer.encode(text), hf_tokenizer(text)["input_ids"]) for text in TEXTS]
+    mismatches = [f"{text!r}: {our_ids}, there {hf_ids}" for text, our_ids, hf_ids in encodings if our_ids != hf_ids]
+    yield {"what": "tokens", "of": len(encodings), "differ": len(mismatches), "first": "".join(mismatches[:1])}
     llm = LLM(model, dtype="float32", device="cpu")
     prompts = [tokenizer.encode(text) for text in TEXTS[:2]]
     gaps = [(prompt, _gap(llm, hf_model, prompt)) for prompt in prompts]
-    differing = [f"{prompt}: {gap:.3g}" for prompt, gap in gaps if gap > FAR]
-    yield {"what": "log-probabilities", "of": len(gaps), "differ": len(differing), "first": "".join(differing[:1])}
+    mismatches = [f"{prompt}: {gap:.3g}" for prompt, gap in gaps if gap > MAX_GAP]
+    yield {"what": "log-probabilities", "of": len(gaps), "differ": len(mismatches), "first": "".join(mismatches[:1])}
 
 
 @torch.inference_mode()
 def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
-    """Returns the largest difference of both models' log-probabilities for the engine's likeliest next tokens."""
-    answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
+    """Returns the largest difference of log-probability between the models, over the engine's likeliest next tokens."""
+    answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LOGPROB_COUNT, ignore_eos=True))[0].outputs[0]
     assert answer.logprobs is not None, "they were asked for"
-    theirs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-    return max(abs(float(theirs[token]) - ours) for token, ours in answer.logprobs[0].items())
+    hf_logprobs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    return max(abs(float(hf_logprobs[token]) - our_logprob) for token, our_logprob in answer.logprobs[0].items())

@@ -35,7 +35,7 @@ def chat(text: str) -> list[dict[str, str]]:
 
 
 def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
-    """Returns `text` as the prompt that the model takes: a chat message, or the plain string."""
+    """Returns `text` in the form that the model expects: as a chat message, or as the plain string."""
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
 
 
@@ -56,25 +56,25 @@ class EngineRun:
 
     @property
     def reason(self) -> str:
-        """Returns the reason for a status that is not OK."""
+        """Returns why the status is not OK, or an empty text if it is."""
         return self.fault or self.noise
 
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt.  Calls `show` with each token when the engine delivers the token."""
-    fault, start_times = tampered(), run_times()
+    clock_fault, start_times = tampered(), run_times()
     for event in llm.stream(prompt, params):
         show(event)
     output = event.output
     assert output is not None, "the last event of a request carries its output"
-    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(start_times)), fault)
+    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(start_times)), clock_fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
-    """Runs prompts that all arrive at once.  Their ITLs always differ, so only waiting threads count as noise."""
-    fault, start_times = tampered(), run_times()
+    """Runs prompts that all arrive at once.  ITLs in a batch always vary, so only waiting threads count as noise."""
+    clock_fault, start_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    return _run(outputs, why_noisy((), waiting_since(start_times)), fault)
+    return _run(outputs, why_noisy((), waiting_since(start_times)), clock_fault)
 
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:
@@ -83,10 +83,10 @@ def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineR
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
-    """Makes the engine's first calls, so that no TTFT contains allocation or, on a GPU, compilation."""
+    """Runs a short request, so that no later TTFT contains allocation or, on a GPU, compilation."""
     length = max(1, min(prompt_tokens, llm.max_model_len - 5))
-    ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
-    llm.generate([ids], SamplingParams(max_tokens=4, ignore_eos=True))
+    token_ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
+    llm.generate([token_ids], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
@@ -119,10 +119,9 @@ def generate_one(
 ) -> dict[str, Any]:
     """Answers one prompt, and shows the text as it comes.  Writes a record into the folder `out`, if it is given.
 
-    If Triton's interpreter runs kernels, the result has no times, because they would be the interpreter's times.
-    """
-    timed = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
-    if timed:
+    The result has no times if Triton's interpreter runs kernels, because they would be the interpreter's times."""
+    has_times = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
+    if has_times:
         warm_up(llm)
     run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
     (output,) = run.outputs
@@ -136,7 +135,7 @@ def generate_one(
         "prompt_tokens": len(output.prompt_token_ids),
         "kernels": kernel_names(llm),
     }
-    if timed:
+    if has_times:
         result |= {**asdict(run.summary), "status": run.status, "reason": run.reason}
         if out:
             writer = RunWriter(out)

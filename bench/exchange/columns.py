@@ -1,4 +1,4 @@
-"""Reads a CSV file of any tool; the caller gives the names and units of the columns."""
+"""Reads a CSV file of any tool.  The caller gives the names and units of its columns."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ ColumnByField = Mapping[str, tuple[str, float]]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per row; `places_of` describes `columns`.  Raises `ValueError` if a row lacks a cell."""
-    text, column_by_field = files.read_text(path), places_of(columns)
-    source = files.ResultFile("csv", files.file_time(path), text + str(columns), {})
-    rows = csv.DictReader(StringIO(text))
-    if lacking := [name for name in ("op", "kernel", "latency") if name not in column_by_field]:
-        raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
+    """Returns one record per row; `places_of` explains `columns`.  Raises `ValueError` if a row lacks a cell."""
+    csv_text, column_by_field = files.read_text(path), places_of(columns)
+    source = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
+    rows = csv.DictReader(StringIO(csv_text))
+    if missing_fields := [name for name in ("op", "kernel", "latency") if name not in column_by_field]:
+        raise ValueError(f"column: expected one for {', '.join(missing_fields)}, got {', '.join(columns) or 'none'}")
     for row in rows:
         _add(path, source, f"line {rows.line_num}", row, column_by_field)
     return source.imported()
 
 
 def places_of(columns: Sequence[str]) -> ColumnByField:
-    """Parses FIELD=COLUMN, FIELD=COLUMN:UNIT for a measured field, or FIELD==TEXT for the same text in all rows."""
+    """Parses FIELD=COLUMN, FIELD=COLUMN:UNIT (a measured field) or FIELD==TEXT (the same text in all rows)."""
     column_by_field = {}
     for text in columns:
         field, _, column = text.partition("=")
-        column, _, unit = column.rpartition(":") if field in UNITS else (column, "", "")
-        if field in UNITS and unit not in UNITS[field]:
+        column, _, column_unit = column.rpartition(":") if field in UNITS else (column, "", "")
+        if field in UNITS and column_unit not in UNITS[field]:
             raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
         if not column or field in column_by_field or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
             fields = ", ".join((*NAMES, *UNITS))
             raise ValueError(f"column: expected FIELD=COLUMN with each once of {fields} or case.NAME, got {text!r}")
-        column_by_field[field] = column, UNITS[field][unit] if unit else 1.0
+        column_by_field[field] = column, UNITS[field][column_unit] if column_unit else 1.0
     return column_by_field
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: ColumnByField) -> None:
-    """Adds the record of a row.  Skips the row if Rooflab has its op, but the op does not accept its case (sizes)."""
+    """Adds the record of a row.  Skips a row with sizes that Rooflab's op of this name does not accept."""
     cells: dict[str, Any] = {}
-    for field, (column, factor) in places.items():
+    for field, (column, unit_factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)
-        number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
-        if cell is None or None in row or (field in UNITS and number is None):
+        parsed_number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
+        if cell is None or None in row or (field in UNITS and parsed_number is None):
             expected = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
             raise ValueError(f"{path.name}, {where}: expected {expected}, got {cell!r} in {', '.join(map(str, row))}")
-        cells[field] = cell if number is None else number * factor
+        cells[field] = cell if parsed_number is None else parsed_number * unit_factor
     params = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
     case = files.make_case(params)
     try:
@@ -71,11 +71,11 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         source.skip(where, str(error))
         return
     latency: float = cells["latency"]
-    flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
+    flops, moved_bytes, gpu_name = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     with suppress(ValueError):  # the GPU is none of those that `--gpu` knows
-        gpu = gpu and get_device(gpu).full_name
-    values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
+        gpu_name = gpu_name and get_device(gpu_name).full_name
+    values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved_bytes}
     if latency:
-        values["flops_per_s"], values["bytes_per_s"] = (amount and amount / latency * 1e3 for amount in (flops, moved))
-    values["environment"] = files.environment(source.tool, gpu or "unknown", gpu, file=path.name)
+        values["flops_per_s"], values["bytes_per_s"] = (work and work / latency * 1e3 for work in (flops, moved_bytes))
+    values["environment"] = files.environment(source.tool, gpu_name or "unknown", gpu_name, file=path.name)
     source.add(f"{path.name}, {where}", case, latency, values)

@@ -1,4 +1,4 @@
-"""Does the work of `rooflab import` and `rooflab export`; it does not print results."""
+"""Implements the commands `rooflab import` and `rooflab export`, without their printed output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "csv": read_columns,
 }
 """By format, the function that reads files of this format; its second argument is the texts of `--column`."""
-FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
+EXPORTERS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
 }
@@ -32,7 +32,7 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
     A reader is an entry point of the group `rooflab.readers`: a function that takes paths and returns an `Imported`."""
-    plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
+    plugins = {entry_point.name: entry_point for entry_point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
         raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
     if columns and tool != "csv":
@@ -47,17 +47,17 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
 
 def summary(imported: Imported) -> dict[str, Any]:
     """Returns the definitions, rows and skipped results of an import as JSON values."""
-    skipped = [asdict(each) for each in imported.skipped]
+    skipped = [asdict(skipped_part) for skipped_part in imported.skipped]
     rows = [bench_row(record) for record in imported.records]
     return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:
-    """Writes the chosen records to `to`.  Returns the number written, and the records that the format cannot hold.
+    """Writes the chosen records to `to`.  Returns the number of written records, and the records that were skipped.
 
     Raises `ValueError` on an unknown format `form`, or if no record is chosen."""
-    if form not in FORMS:
-        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    if form not in EXPORTERS:
+        raise ValueError(f"form: expected one of {', '.join(EXPORTERS)}, got {form!r}")
     records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
-    skipped = FORMS[form](records, to)
+    skipped = EXPORTERS[form](records, to)
     return len(records) - len(skipped), skipped

@@ -1,4 +1,4 @@
-"""Holds shared code of importers and exporters: a file's errors, and another tool's environment as record fields."""
+"""Contains code that importers and exporters share, such as errors of a file and environments of other tools."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """Holds the records in files, the parts of the files that were skipped, and the definitions of a data set."""
+    """Holds the records from files, the skipped parts of these files, and the definitions of a data set."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -62,7 +62,7 @@ class ResultFile:
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
-        """Records that a part of the file does not become a record, and the reason."""
+        """Records that the part `place` of the file is skipped, and the reason."""
         self.skipped.append(Skipped(place, reason))
 
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
@@ -78,11 +78,11 @@ class ResultFile:
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
         """Adds a bench record.  `values` are its other fields.  An impossible latency makes the record INVALID.
 
-        The run's id comes from the time and content of the file, so that a second import gives the same file of
+        The run's id depends only on the time and content of the file.  So a second import makes the same file of
         records.  Raises `ValueError` with the place in the file if a value does not fit its field."""
-        moment = datetime.fromisoformat(self.timestamp)
-        fields: dict[str, Any] = {
-            "run_id": f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
+        run_datetime = datetime.fromisoformat(self.timestamp)
+        record_fields: dict[str, Any] = {
+            "run_id": f"{run_datetime:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
             "timestamp": self.timestamp,
             "environment": self.environment,
             "timer": f"imported: {self.tool}",
@@ -93,10 +93,10 @@ class ResultFile:
             "case_id": case.id,
         } | {**values}
         if latency_ms is not None and not is_time(latency_ms):
-            fields |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
-            fields |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
+            record_fields |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
+            record_fields |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
         try:
-            self.records.append(Record(kind="bench", **fields))
+            self.records.append(Record(kind="bench", **record_fields))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
@@ -123,25 +123,25 @@ def parse_json(text: str, place: str) -> Any:
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
     except json.JSONDecodeError as error:
-        position = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise ValueError(f"{place}, {position}: not JSON: {error.msg}") from error
+        error_position = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise ValueError(f"{place}, {error_position}: not JSON: {error.msg}") from error
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
     """Returns the environment in the form of a record.  Values that another tool's file does not give are None.
 
     `hardware` is the machine's name in the file.  `gpu` is the name of its GPU, or None.  The machine key begins with
-    `imported-`.  So no imported result seems to come from a machine that Rooflab itself recorded.
+    `imported-`.  So an imported result is never mistaken for a result that Rooflab measured itself.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
-    parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
-    fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
-    details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
+    key_parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
+    record_fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
+    gpu_details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
     return {
-        "machine_key": f"imported-{slug}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}",
-        **{name: values.pop(name, None) for name in fields},
+        "machine_key": f"imported-{slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
+        **{name: values.pop(name, None) for name in record_fields},
         "matmul_precision": None,
-        "gpu": details,
+        "gpu": gpu_details,
         "commit": None,
         "dirty": None,
         "imported": {"tool": tool, **{name: value for name, value in values.items() if value is not None}},
@@ -149,7 +149,7 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
 
 
 def when(value: object, place: str) -> str:
-    """Returns a time in a record's form: UTC, ISO 8601, to the second.  Raises `ValueError` on any other format."""
+    """Converts a time to a record's form: UTC, ISO 8601, to the second.  Raises `ValueError` on any other format."""
     try:
         return datetime.fromisoformat(in_utc(str(value))).isoformat(timespec="seconds")
     except ValueError as error:
@@ -157,7 +157,7 @@ def when(value: object, place: str) -> str:
 
 
 def file_time(path: Path) -> str:
-    """Returns the time at which a file was written, for a format that contains no time."""
+    """Returns the time at which a file was last written, for formats that contain no time."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
@@ -165,18 +165,18 @@ _ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Returns another tool's parameters as a case.  `,`, `=`, `%` become `%2C`, `%3D`, `%25`, so that it can be parsed.
+    """Returns another tool's parameters as a case (names and values).  `,`, `=`, `%` become `%2C`, `%3D`, `%25`.
 
-    Two names may differ only in characters that a case cannot have.  A `_` at the end then keeps the names different.
-    """
+    This keeps the case's text parsable.  Characters that a name cannot have become `_`.  If two names are then equal,
+    one gets a `_` at the end."""
     parameters: dict[str, Scalar] = {}
     for name, value in values.items():
         key = re.sub(r"\W", "_", name) or "_"
         key = key if key.isidentifier() else f"_{key}"
         while key in parameters:
             key += "_"
-        scalar = value if isinstance(value, Scalar) else str(value)
-        parameters[key] = scalar.translate(_ESCAPED) if isinstance(scalar, str) else scalar
+        scalar_value = value if isinstance(value, Scalar) else str(value)
+        parameters[key] = scalar_value.translate(_ESCAPED) if isinstance(scalar_value, str) else scalar_value
     return Case(**parameters)
 
 
@@ -184,18 +184,18 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
     """Writes one file `<run_id>.jsonl` for each run, and returns the paths.  Each file is written atomically.
 
     Raises `ValueError` if one of the files already exists: its run was imported before."""
-    runs: dict[Path, str] = {}
+    text_by_path: dict[Path, str] = {}
     for record in records:
         path = Path(folder) / f"{record.run_id}.jsonl"
-        runs[path] = f"{runs.get(path, '')}{record.to_json()}\n"
-    for path in runs:
+        text_by_path[path] = f"{text_by_path.get(path, '')}{record.to_json()}\n"
+    for path in text_by_path:
         if path.exists():
             raise ValueError(f"out: {path.name} is there already, so this was imported before")
-    return [write_whole(path, text) for path, text in runs.items()]
+    return [write_whole(path, text) for path, text in text_by_path.items()]
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """Returns the bench records with a latency, and the other records, each with the reason why an export skips it.
+    """Splits records into bench records with a latency, and records to skip, each with the reason for this.
 
     Raises `ValueError` if no bench record has a latency."""
     timed_records, skipped = [], []
@@ -216,8 +216,8 @@ def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
 
 def benchmark_name(record: Record) -> str:
     """Returns the name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
-    work = "/".join(part for part in (record.op, record.kernel) if part) or record.kind
-    return " ".join(part for part in (work, record.case_id, record.scheme) if part)
+    work_name = "/".join(name_part for name_part in (record.op, record.kernel) if name_part) or record.kind
+    return " ".join(name_part for name_part in (work_name, record.case_id, record.scheme) if name_part)
 
 
 def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:

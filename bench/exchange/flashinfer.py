@@ -1,8 +1,8 @@
 """Reads flashinfer-bench's results: a folder with definitions and traces.
 
 `definitions/<op_type>/*.json` define what a kernel computes.  `traces/**/*.jsonl` have one result per line.  The reader
-recognises a definition by its type and inputs.  It never runs a definition's Python code; it only finds a norm's
-epsilon.
+recognises a definition by its type and inputs.  It never runs a definition's Python code; it only searches this code
+for the epsilon of a norm.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "sample": (("sampling",), frozenset({"probs"})),
 }
 """By our op: the prefixes of a definition's type, and the inputs that the definition must have."""
-OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
+OPTIONAL_INPUTS = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
 """The other inputs that a definition may have."""
-EPSILONS = frozenset({"eps", "epsilon", "variance_epsilon"})
+EPSILON_NAMES = frozenset({"eps", "epsilon", "variance_epsilon"})
 """The names, in lower case, that a definition's text may give to an epsilon."""
-ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
+AUXILIARY = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 """Small fp32 tensors that do not decide a definition's scheme."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Describes a size in a definition: `const` has a value, and `var` gets its value from a workload."""
+    """Describes a dimension of a definition: a `const` axis has a value; a `var` axis gets it from a workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -65,7 +65,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or output of a definition."""
+    """Describes an input or output of a definition."""
 
     dtype: str
     shape: tuple[str, ...] | None = None
@@ -74,7 +74,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Definition:
-    """Holds the definition of a kernel's computation, as one file contains it."""
+    """Holds the definition of a kernel's computation, read from one file."""
 
     name: str
     op_type: str
@@ -89,13 +89,13 @@ class Definition:
             if axis.type == "const" and (axis.value is None or axis.value < 0):
                 raise ValueError(f"axes.{name}: expected a value of at least 0, got {axis.value}")
         for name, tensor in {**self.inputs, **self.outputs}.items():
-            if unknown := set(tensor.shape or ()) - self.axes.keys():
-                raise ValueError(f"{name}.shape: expected names of axes, got {min(unknown)!r}")
+            if unknown_axes := set(tensor.shape or ()) - self.axes.keys():
+                raise ValueError(f"{name}.shape: expected names of axes, got {min(unknown_axes)!r}")
         _ = self.eps
 
     @cached_property
     def eps(self) -> float | None:
-        """Returns the epsilon that the Python code assigns.  Returns None if it assigns no number, or several."""
+        """Returns the epsilon that the definition's code assigns, or None if it does not assign exactly one number."""
         try:
             tree = ast.parse(self.reference)
         except SyntaxError as error:
@@ -106,26 +106,26 @@ class Definition:
             if isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, int | float)
-            and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILONS
+            and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILON_NAMES
         }
         return epsilons.pop() if len(epsilons) == 1 else None
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Returns Rooflab's op that computes the definition, and "".  Without an op, returns None and the reason."""
-        of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
+        """Returns the Rooflab op that computes the definition, with an empty text; or None, with the reason."""
+        inputs_by_op = {op: inputs for op, (prefixes, inputs) in OPS.items() if self.op_type.startswith(prefixes)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
-        if not of_type:
+        if not inputs_by_op:
             return None, f"no op here computes {self.op_type!r}"
-        fitting = [op for op, inputs in of_type.items() if inputs <= names <= inputs | OPTIONAL]
-        if not fitting:
-            expected = " or ".join(", ".join(sorted(inputs)) for inputs in of_type.values())
-            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected}"
-        reason = self._unlike(fitting[0])
-        return (None, reason) if reason else (fitting[0], "")
+        fitting_ops = [op for op, inputs in inputs_by_op.items() if inputs <= names <= inputs | OPTIONAL_INPUTS]
+        if not fitting_ops:
+            expected_inputs = " or ".join(", ".join(sorted(inputs)) for inputs in inputs_by_op.values())
+            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected_inputs}"
+        reason = self._unlike(fitting_ops[0])
+        return (None, reason) if reason else (fitting_ops[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Returns why `op` does not compute the definition, although the inputs match.  Returns "" if `op` does."""
+        """Returns why `op` does not fit the definition although the inputs match, or an empty text if `op` fits."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -138,17 +138,17 @@ class Definition:
     @property
     def _dtypes(self) -> list[str]:
         tensors = {**self.inputs, **self.outputs}.items()
-        counted = {tensor.dtype for name, tensor in tensors if tensor.shape is not None and name not in ASIDE}
-        return sorted(name for name in counted if not name.startswith(("int", "bool")))
+        dtypes = {tensor.dtype for name, tensor in tensors if tensor.shape is not None and name not in AUXILIARY}
+        return sorted(name for name in dtypes if not name.startswith(("int", "bool")))
 
     @property
     def scheme(self) -> str | None:
-        """Returns the name of Rooflab's dtype scheme for the definition's only float dtype, or None."""
+        """Returns Rooflab's name of the definition's float dtype, or None if it has several or an unknown one."""
         names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns the case (a call's sizes) of Rooflab's op.  Without an op, it is the definition's name and `axes`."""
+        """Returns the case of a call: Rooflab's sizes for a gemm or norm, else the definition's name and `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -163,7 +163,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """Returns the definition's name and type, and Rooflab's op that computes it, or the reason why no op does."""
+        """Returns a table row: the definition's name, type and traces, and its Rooflab op or the reason for none."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}
@@ -208,7 +208,7 @@ class FlashInferTrace:
 
 
 def read(paths: Sequence[Path]) -> files.Imported:
-    """Implements the entry point `flashinfer`: reads one folder by `read_dataset`.  Raises `ValueError` on several."""
+    """Implements the entry point `flashinfer`: reads one folder.  Raises `ValueError` unless there is just one path."""
     if len(paths) != 1:
         raise ValueError(f"path: expected one, got {len(paths)}")
     return read_dataset(paths[0])
@@ -219,36 +219,36 @@ def read_dataset(root: Path) -> files.Imported:
 
     A trace is skipped, with the reason, if the data set lacks its definition or its workload lacks an axis.  It is also
     skipped if an axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different
-    inputs are separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a
-    malformed value."""
+    inputs are separate cases; these cases also contain the workload's id.  Raises `ValueError` with the file and place
+    of a malformed value."""
     definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for path in sorted((root / "traces").rglob("*.jsonl")):
-        for number, line in enumerate(files.read_text(path).splitlines(), 1):
+        for line_number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
-                location = f"{path.name}, line {number}"
+                location = f"{path.name}, line {line_number}"
                 trace = decoded(FlashInferTrace, files.parse_json(line, location), location)
                 newest, content = max(newest, files.when(trace.evaluation.timestamp, location)), f"{content}{line}\n"
                 traces.append((location, trace))
     source = files.ResultFile(TOOL, newest, content, {})
-    usable: list[tuple[str, FlashInferTrace, Definition, Case]] = []
+    usable_traces: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
     for location, trace in traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
             source.skip(location, f"no definition called {trace.definition!r} is there")
-        elif empty := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
-            source.skip(location, f"its workload has no {', '.join(empty)}")
+        elif zeros := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
+            source.skip(location, f"its workload has no {', '.join(zeros)}")
         else:
             case = definition.case(axes)
-            usable.append((location, trace, definition, case))
+            usable_traces.append((location, trace, definition, case))
             workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
-    for location, trace, definition, case in usable:
+    for location, trace, definition, case in usable_traces:
         uuid = trace.workload.uuid
         has_variants = len(workloads[definition.op[0], case.id]) > 1
         full_case = case.but(**files.make_case({"workload": uuid})) if has_variants else case
         _add(trace, definition, full_case, source, f"{location}, evaluation")
-    counts = Counter(trace.definition for _, trace in traces)
-    return source.imported([each.row(counts[each.name]) for each in definitions.values()])
+    trace_counts = Counter(trace.definition for _, trace in traces)
+    return source.imported([each.row(trace_counts[each.name]) for each in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
@@ -269,9 +269,9 @@ def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: fil
     performance, hardware = evaluation.performance or {}, evaluation.environment.hardware
     if evaluation.status not in STATUSES:
         raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {evaluation.status!r}")
-    status, latency, reason = STATUSES[evaluation.status], None, ""
+    status, latency_ms, reason = STATUSES[evaluation.status], None, ""
     if status == "OK":
-        latency = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
+        latency_ms = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
     else:
         reason = f"{evaluation.status}: {(str(evaluation.log or '').strip() or 'no log').splitlines()[-1].strip()}"
     tools = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
@@ -287,7 +287,7 @@ def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: fil
         "scheme": definition.scheme,
         "metrics": source.finite({name: results[name] for name in METRICS if results.get(name) is not None}, place),
     }
-    source.add(place, case, latency, values)
+    source.add(place, case, latency_ms, values)
 
 
 METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")

@@ -26,22 +26,22 @@ from rooflab.bench.base.plain import number_in
 from rooflab.bench.exchange.files import MS
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
-from rooflab.roofline.published import FOLDER, INDEX, Table
+from rooflab.roofline.published import INDEX_FILE, TABLES_FOLDER, Table
 
 SOURCES = Path(__file__).with_name("sources")
 ANY_PATH = (
     "a wheel or folder of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), Liger-Kernel's "
     "h100_all_benchmark_data.csv, or a .toml that describes a table"
 )
-DIGITS = 4
+TIME_DIGITS = 4
 """The significant digits of a kept time; the rounding changes a time by at most 0.05%."""
-_UNBELIEVABLE = 0.02
+_MAX_SHARE_BELOW = 0.02
 """The largest share of a table's rows that may lie below the bound.  If more do, the unit or the device is wrong."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds a table that was read but is not yet written."""
+    """Holds a table of published times that was read, but is not yet written."""
 
     table: Table
     rows: pd.DataFrame
@@ -54,13 +54,13 @@ class Placed:
     def row(self) -> dict[str, Any]:
         """Returns the table as a row of a printed list."""
         table = self.table
-        extra = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
-        return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | extra
+        extra_columns = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
+        return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | extra_columns
 
 
 @dataclass
 class Published:
-    """Holds the tables that an import found, and counts the rows that it left out."""
+    """Holds the tables that an import found, and counts the rows that belong to no table."""
 
     placed: list[Placed] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
@@ -76,10 +76,10 @@ class Published:
 
 
 def read_published(paths: Sequence[Path]) -> Published:
-    """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions fits, or descriptions (TOML).
+    """Reads tables from wheels or folders of aiconfigurator-core, files described in `sources/`, or TOML descriptions.
 
-    A description reads the files in its own folder.  Raises `ValueError` if there is no path, on any other file, on a
-    file that cannot be read, on a missing column, and on impossible times."""
+    A description reads the data files in its own folder.  Raises `ValueError` if there is no path, on any other file,
+    on a file that cannot be read, on a missing column, and on impossible times."""
     published = Published()
     if not paths:
         raise ValueError(f"path: expected {ANY_PATH}, got none")
@@ -98,12 +98,12 @@ def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes
         description = _description(path)
         return description, _inside(path.parent, description["files"])
     if path.is_dir() or path.suffix == ".whl":
-        packaged = _description(SOURCES / "aiconfigurator.toml")
-        return packaged, _inside(path, packaged["files"])
+        wheel_description = _description(SOURCES / "aiconfigurator.toml")
+        return wheel_description, _inside(path, wheel_description["files"])
     for file in sorted(SOURCES.glob("*.toml")):
-        candidate = _description(file)
-        if path.is_file() and _matches(path.name, candidate["files"]):
-            return candidate, iter([(path.name, path.read_bytes())])
+        file_description = _description(file)
+        if path.is_file() and _matches(path.name, file_description["files"]):
+            return file_description, iter([(path.name, path.read_bytes())])
     raise ValueError(f"path: expected {ANY_PATH}, got {str(path)!r}")
 
 
@@ -117,19 +117,19 @@ def _description(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"{path.name}: expected {name!r}, got a description without it")
     if values["unit"] not in MS:
         raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {values['unit']!r}")
-    for number, table in enumerate(values["table"], 1):
+    for table_number, table in enumerate(values["table"], 1):
         for name in ("op", "scheme", "axes"):
             if name not in table:
-                raise ValueError(f"{path.name}, table {number}: expected {name!r}, got a table without it")
+                raise ValueError(f"{path.name}, table {table_number}: expected {name!r}, got a table without it")
     return values
 
 
 def _matches(name: str, pattern: str) -> bool:
     """Returns whether a path fits an `fnmatch` pattern, in which `{a,b}` stands for the text `a` or the text `b`."""
-    braces = re.search(r"\{([^}]*)\}", pattern)
-    if braces is None:
+    brace_match = re.search(r"\{([^}]*)\}", pattern)
+    if brace_match is None:
         return fnmatch(name, pattern)
-    return any(_matches(name, pattern.replace(braces[0], option)) for option in braces[1].split(","))
+    return any(_matches(name, pattern.replace(brace_match[0], choice)) for choice in brace_match[1].split(","))
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
@@ -194,7 +194,7 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
 
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, published: Published) -> None:
-    """Adds the tables of a file to `published`, and counts the rows that no table takes."""
+    """Adds the tables of a file to `published`, and counts the rows that belong to no table."""
     frame = _frame(name, content, description.get("json"))
     placed_rows = pd.Series(False, index=frame.index)
     for table in description["table"]:
@@ -209,9 +209,9 @@ def _read_file(description: Mapping[str, Any], name: str, content: bytes, publis
         published.placed += _placed(description, table, name, frame[row_mask])
     published.read += len(frame)
     unused_rows = int((~placed_rows).sum())
-    family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
+    data_family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
     if unused_rows:
-        published.left[family] += unused_rows
+        published.left[data_family] += unused_rows
 
 
 def _placed(
@@ -219,31 +219,31 @@ def _placed(
 ) -> Iterator[Placed]:
     """Yields one table for each device and kernel in a file's rows."""
     columns = {**table.get("exact", {}), **table["axes"]}
-    latency = _numbers(frame, description.get("latency", "latency"), name, float)
-    if not latency.between(0, float("inf"), inclusive="neither").all():
-        raise ValueError(f"{name}: expected finite times above 0, got {latency.min()} to {latency.max()}")
+    latencies = _numbers(frame, description.get("latency", "latency"), name, float)
+    if not latencies.between(0, float("inf"), inclusive="neither").all():
+        raise ValueError(f"{name}: expected finite times above 0, got {latencies.min()} to {latencies.max()}")
     values = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
     for key, factor in table.get("scale", {}).items():
         values[key] *= factor
     for key, addend in table.get("add", {}).items():
         values[key] += addend
-    values["us"] = latency * (MS[description["unit"]] * 1e3)
+    values["us"] = latencies * (MS[description["unit"]] * 1e3)
     names = [
-        _column(frame, description.get(name_key, default), name)
-        for name_key, default in (("device", "device"), ("kernel", "kernel_source"))
+        _column(frame, description.get(name_key, default_column), name)
+        for name_key, default_column in (("device", "device"), ("kernel", "kernel_source"))
     ]
     for (device, kernel), rows in values.groupby(names, sort=True, dropna=False):
-        made = _table(description, table, name, str(device), str(kernel))
-        matches = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
-        yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(matches))
+        entry = _table(description, table, name, str(device), str(kernel))
+        matches = {entry.framework, f"{entry.framework}:{entry.kernel}", entry.kernel} & set(table.get("selected", ()))
+        yield replace(_checked(entry, rows, list(columns), description["unit"]), selected=bool(matches))
 
 
 def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:
     gpu = identify(device)
     if gpu is None:
         raise ValueError(f"{name}: expected a GPU that roofline/device.py knows, got {device!r}")
-    parts = PurePosixPath(name).parts
-    framework, version = parts[-3:-1] if len(parts) > 3 else (description["name"], description["version"])
+    path_parts = PurePosixPath(name).parts
+    framework, version = path_parts[-3:-1] if len(path_parts) > 3 else (description["name"], description["version"])
     slug = re.sub(
         r"[^a-z0-9.]+", "-", f"{gpu.name}.{table['op']}.{table['scheme']}.{framework}-{version}.{kernel}".lower()
     )
@@ -273,50 +273,50 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
     """Returns a table with the median time of each shape.  Leaves out times below the roofline bound."""
     times = rows.groupby(columns)["us"].median()
-    plausible, below_bound = [], []
+    plausible_rows, below_bound = [], []
     for values, us in times.items():
         key = values if isinstance(values, tuple) else (values,)
         shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
         bound_us = table.least_s(shape, cached=True) * 1e6
         if us >= bound_us:
-            plausible.append((*shape.values(), us))
+            plausible_rows.append((*shape.values(), us))
         else:
             shape_text = ", ".join(f"{name} = {value}" for name, value in shape.items())
             below_bound.append(f"{shape_text}: {us:.4g} us, bound {bound_us:.4g} us")
     share = len(below_bound) / len(times)
-    if share > _UNBELIEVABLE:
+    if share > _MAX_SHARE_BELOW:
         raise ValueError(
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
             f"be: is the latency in {unit}?"
         )
-    frame = pd.DataFrame(plausible, columns=[*columns, "us"])
+    frame = pd.DataFrame(plausible_rows, columns=[*columns, "us"])
     return Placed(replace(table, rows=len(frame)), frame, tuple(below_bound))
 
 
 def selected(published: Published) -> list[Placed]:
     """Returns the tables that the descriptions select.  Each table comes from the newest version of its library."""
-    newest: dict[tuple[str, ...], Version] = {}
+    newest_versions: dict[tuple[str, ...], Version] = {}
     candidates = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
     for library, version, _ in candidates:
-        newest[library] = max(version, newest.get(library, version))
-    return [each for library, version, each in candidates if version == newest[library]]
+        newest_versions[library] = max(version, newest_versions.get(library, version))
+    return [each for library, version, each in candidates if version == newest_versions[library]]
 
 
 def _library(table: Table) -> tuple[str, ...]:
     return table.gpu, table.op, table.scheme, table.kernel, table.framework, str(table.case)
 
 
-def write_published(placed: Sequence[Placed], folder: Path = FOLDER) -> Path:
-    """Writes the tables, and then their index; returns the index's path."""
+def write_published(placed: Sequence[Placed], folder: Path = TABLES_FOLDER) -> Path:
+    """Writes the tables and then their index file.  Returns the path of the index file."""
     files = {each.table.file: _packed(each) for each in placed}
     if len(files) != len(placed):
         raise ValueError("published: two tables have the same device, op, scheme, library and kernel")
     for name, content in files.items():
         write_whole(folder / name, content)
     entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
-    return write_whole(folder / INDEX, json.dumps({"tables": entries}, indent=1, allow_nan=False) + "\n")
+    return write_whole(folder / INDEX_FILE, json.dumps({"tables": entries}, indent=1, allow_nan=False) + "\n")
 
 
 def _packed(placed: Placed) -> bytes:
-    rows = placed.rows.assign(us=placed.rows["us"].map(lambda us: float(f"{us:.{DIGITS}g}")))
+    rows = placed.rows.assign(us=placed.rows["us"].map(lambda us: float(f"{us:.{TIME_DIGITS}g}")))
     return lzma.compress(rows.to_csv(index=False).encode(), preset=9)

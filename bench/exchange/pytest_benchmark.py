@@ -49,7 +49,7 @@ COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
 """pytest-benchmark's names of a benchmark.  The record of an imported benchmark keeps them for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
-LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
+LATENCY_NAMES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
 """The fields of a record that our exporter writes unchanged."""
 SUITE = "bench/bench_kernels.py"
 
@@ -70,7 +70,7 @@ class OneBenchmark:
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """A file of pytest-benchmark."""
+    """Holds a file of pytest-benchmark."""
 
     machine_info: Mapping[str, Any]
     benchmarks: tuple[OneBenchmark, ...]
@@ -81,7 +81,7 @@ class BenchmarkFile:
 
 @dataclass(frozen=True)
 class BenchmarkTimes:
-    """Holds the statistics of a test that are times, in seconds."""
+    """Holds the median and the samples of a test, in seconds."""
 
     median: float
     data: tuple[float, ...] | None = None
@@ -91,37 +91,37 @@ def read_pytest_benchmark(path: Path) -> Imported:
     """Returns one record per benchmark.  Raises `ValueError` with the place if the file is not pytest-benchmark's."""
     text = read_text(path)
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
-    around = _environment(file, path.name)
-    source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, around)
-    for number, benchmark in enumerate(file.benchmarks):
-        location = f"{path.name}, benchmarks[{number}]"
+    file_environment = _environment(file, path.name)
+    source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, file_environment)
+    for benchmark_index, benchmark in enumerate(file.benchmarks):
+        location = f"{path.name}, benchmarks[{benchmark_index}]"
         if not benchmark.stats:
             source.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
-        extra = benchmark.extra_info or {}
-        ours = decoded_fields(Record, extra.get(OURS) or {}, f"{location}.extra_info.{OURS}")
-        case, identity = _what(benchmark, extra, ours)
-        latency_ms, reading = _reading(benchmark, extra, ours, location, source)
-        values = _commit(file.commit_info or {}) | identity | reading
-        values = _rooflined(values, latency_ms, extra, f"{location}.extra_info")
-        if not ours:
+        extra_info = benchmark.extra_info or {}
+        our_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{location}.extra_info.{OURS}")
+        case, identity_fields = _what(benchmark, extra_info, our_fields)
+        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, location, source)
+        values = _commit(file.commit_info or {}) | identity_fields | time_fields
+        values = _rooflined(values, latency_ms, extra_info, f"{location}.extra_info")
+        if not our_fields:
             names = {key: getattr(benchmark, key) for key in NAMES}
-            values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
+            values["environment"] = file_environment | {"imported": file_environment["imported"] | {"benchmark": names}}
         source.add(location, case, latency_ms, values)
     return source.imported()
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
-    """Returns the machine of the file without its host name, because records hold no host name."""
+    """Returns the machine that the file describes, without its host name: records never hold host names."""
     machine, commit = file.machine_info, file.commit_info or {}
     cpu, ours = machine.get("cpu") or {}, machine.get(OURS) or {}
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
         raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
-    label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
+    cpu_name = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
     fields = environment(
         TOOL,
-        label,
-        cpu=label,
+        cpu_name,
+        cpu=cpu_name,
         cores=cpu.get("count"),
         os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
         python=machine.get("python_version"),
@@ -135,36 +135,36 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the commit of the measured code.  Returns None if the value is not a hash, such as `unknown`."""
+    """Returns the measured commit and its dirty flag.  Both are None if the commit is not a hash, such as `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
     is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
     return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """Returns the case, op and kernel of a benchmark.  A file of our exporter gives all three.  In any other file, the
-    parameters are the case, and the group (or the function) is the op.  The kernel is the full name without parameters.
-    """
+    """Returns what a benchmark measured: its case, and its op and kernel.  A file of our exporter gives all three.  In
+    any other file, the case is the parameters, and the op is the group (or the function).  The kernel is the full name
+    without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
-    around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
+    plugin_fields = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
     function, bracket, params_text = name.partition("[")
     case = _case(benchmark.params or {}, params_text.removesuffix("]"))
     names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + params_text)}
-    return case, around | names_of_test
+    return case, plugin_fields | names_of_test
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of the parameters, and adds the test's id.  The id is left out if it only joins the values by `-`
-    and the case's text can be parsed.  Parameters without a text, such as objects, differ only in the id."""
+    """Makes a case of the parameters and the test's id.  The id is left out if it is only the values joined by `-`, and
+    the case's text can be parsed.  Parameters that have no text, such as objects, differ only in the id."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
-    case, texts = make_case(readable_params), [str(value) for value in parameters.values()]
+    case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
     if not test_id:
         return case
-    spelt = "-".join(texts) == test_id and "" not in texts and dict(Case.parse(case.id)) == dict(case)
-    return case if spelt else make_case({**readable_params, "id": test_id})
+    is_plain_id = "-".join(value_texts) == test_id and "" not in value_texts and dict(Case.parse(case.id)) == dict(case)
+    return case if is_plain_id else make_case({**readable_params, "id": test_id})
 
 
 def _reading(
@@ -172,28 +172,28 @@ def _reading(
 ) -> tuple[float | None, dict[str, Any]]:
     """Returns the latency (None if a sample is not a possible time), and the fields for status, samples and statistics.
 
-    Our exporter's values are exact; the statistics of pytest-benchmark are in seconds."""
+    Values from our exporter are used unchanged; the statistics of pytest-benchmark are in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
-    original = ours.get("timer") or extra.get("timer") or options.get("timer")
-    data, exact_values = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
+    original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")
+    samples, exact_values = times.data or (), {name: ours[name] for name in LATENCY_NAMES if ours.get(name) is not None}
     median_ms = exact_values.get("latency_median_ms", times.median * 1e3)
     names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
-    statistics = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
+    statistics = {record_name: stats[name] for record_name, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
-        "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
+        "timer": f"imported: {TOOL}, {original_timer}" if original_timer else f"imported: {TOOL}",
         "metrics": source.finite(statistics, place),
         "status": "OK",
     }
-    verdict, _, reason = str(extra.get("status")).partition(": ")
-    if verdict in ("INVALID", "NOISY") and reason:  # our plugin's form; any other text has no known meaning
-        result |= {"status": verdict, "reason": reason}
-    bad = [f"a sample of {value:g} s" for value in data if not (math.isfinite(value) and value >= 0)]
-    if bad:
-        return None if is_time(median_ms) else median_ms, result | {"status": "INVALID", "reason": bad[0]}
-    if data:
-        p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
-        result |= {"samples": Record.packed(data), "sample_count": len(data)}
+    imported_status, _, reason = str(extra.get("status")).partition(": ")
+    if imported_status in ("INVALID", "NOISY") and reason:  # our plugin's form; any other text has no known meaning
+        result |= {"status": imported_status, "reason": reason}
+    bad_samples = [f"a sample of {value:g} s" for value in samples if not (math.isfinite(value) and value >= 0)]
+    if bad_samples:
+        return None if is_time(median_ms) else median_ms, result | {"status": "INVALID", "reason": bad_samples[0]}
+    if samples:
+        p20, p80 = (float(np.percentile(samples, percent)) * 1e3 for percent in (20, 80))
+        result |= {"samples": Record.packed(samples), "sample_count": len(samples)}
         result |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact_values
     return median_ms, result
 
@@ -201,8 +201,8 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Adds roofline fields to `values`: the cost that the test passed to the fixture `kernel_benchmark`, the rates, and
-    the bound with its ceilings."""
+    """Adds roofline fields to `values`: the cost that the test passed to the fixture `kernel_benchmark`, FLOP/s and
+    bytes/s, and the bound with its ceilings."""
     cost = extra.get("cost")
     if not cost:
         return values
@@ -228,53 +228,52 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    pytest-benchmark takes one result per name.  It is the result of the newest run, with the run's fastest config.
-    Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
-    """
-    timed_records, skipped = timed(records)
-    skipped += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
+    The format holds one result per name: the newest run is written, with its fastest config.  Raises `ValueError` if
+    the records are of several machines, which the format cannot hold, or if no record is left."""
+    timed_records, skips = timed(records)
+    skips += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
     timed_records = [record for record in timed_records if record.samples]
-    by_name = _by_name(timed_records)
-    written_records = [record for record in timed_records if by_name[_names(record)["fullname"]] is record]
-    others = [record for record in timed_records if by_name[_names(record)["fullname"]] is not record]
-    skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in others]
+    record_by_name = _by_name(timed_records)
+    written_records = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is record]
+    other_runs = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
+    skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in other_runs]
     machines = dict.fromkeys(machine_of(record) for record in timed_records)
     if len(machines) != 1:
         names = ", ".join(machines) or "none"
         raise ValueError(f"machine: expected records of one, with samples, got {names}; choose by --machine or file")
-    newest = max(written_records, key=lambda record: record.timestamp)
+    newest_record = max(written_records, key=lambda record: record.timestamp)
     values = {
-        "machine_info": _machine(newest.environment),
+        "machine_info": _machine(newest_record.environment),
         "commit_info": {
-            "id": newest.commit or "unknown",
-            "time": newest.timestamp,
-            "author_time": newest.timestamp,
-            "dirty": bool(newest.dirty),
+            "id": newest_record.commit or "unknown",
+            "time": newest_record.timestamp,
+            "author_time": newest_record.timestamp,
+            "dirty": bool(newest_record.dirty),
             "project": OURS,
             "branch": "(unknown)",
         },
         "benchmarks": [_benchmark(record, _stats(record.samples_s)) for record in written_records],
-        "datetime": newest.timestamp,
+        "datetime": newest_record.timestamp,
         "version": pytest_benchmark.__version__,
     }
     write_whole(path, json.dumps(values, indent=1, allow_nan=False) + "\n")
-    return skipped
+    return skips
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """Returns, by full name of a benchmark, the record to write."""
-    newest: dict[str, Record] = {}
+    """Returns the record to write for each full name of a benchmark."""
+    newest_by_name: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
-        earlier = newest.get(name, record)
-        searched = earlier.run_id == record.run_id and earlier.config != record.config
-        if not searched or (record.latency_median_ms or 0.0) < (earlier.latency_median_ms or 0.0):
-            newest[name] = record
-    return newest
+        earlier_record = newest_by_name.get(name, record)
+        is_same_search = earlier_record.run_id == record.run_id and earlier_record.config != record.config
+        if not is_same_search or (record.latency_median_ms or 0.0) < (earlier_record.latency_median_ms or 0.0):
+            newest_by_name[name] = record
+    return newest_by_name
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the machine under pytest-benchmark's keys and under ours.  The host name is the machine key."""
+    """Returns the machine under pytest-benchmark's keys and under ours.  `node` holds our key, not the host name."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -301,10 +300,10 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """Returns names for pytest-benchmark: the names of the imported file, or names made from the record's kernel."""
-    theirs = (record.environment.get("imported") or {}).get("benchmark")
-    if theirs:
-        return {key: theirs[key] for key in NAMES}
+    """Returns the names for pytest-benchmark: those of the imported file, or names made from the record's kernel."""
+    imported_names = (record.environment.get("imported") or {}).get("benchmark")
+    if imported_names:
+        return {key: imported_names[key] for key in NAMES}
     test_id = "-".join(part for part in (f"{record.op}/{record.kernel}", record.case_id, record.scheme) if part)
     name = f"test_kernel[{test_id}]"
     params = {"op": record.op, "kernel": record.kernel, "case": record.case_id, "scheme": record.scheme}
@@ -318,11 +317,11 @@ def _names(record: Record) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
-    ours = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCIES)
-    extra = {key: getattr(record, key) for key in ours}
+    our_fields = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCY_NAMES)
+    extra_info = {key: getattr(record, key) for key in our_fields}
     return {
         **_names(record),
-        "extra_info": {"status": "OK", OURS: {**extra, "case": dict(record.case)}},
+        "extra_info": {"status": "OK", OURS: {**extra_info, "case": dict(record.case)}},
         "options": {
             "disable_gc": True,
             "timer": record.timer or "unknown",

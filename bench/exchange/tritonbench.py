@@ -25,14 +25,14 @@ OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embe
 """By operator of tritonbench, our op with the same computation."""
 FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
 """By metric: the record's field, and the factor of the metric's unit."""
-AVERAGE = "an average over inputs of different sizes"
-_KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
+AVERAGE_REASON = "an average over inputs of different sizes"
+_METRIC_KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
 
 
 @dataclass(frozen=True)
 class TritonbenchFile:
-    """Holds the JSON file of tritonbench: its metrics and its environment, which an older file lacks."""
+    """Holds a JSON file of tritonbench: its metrics and its environment.  Older files have no environment."""
 
     metrics: Mapping[str, Any]
     environ: Mapping[str, Any] | None = None
@@ -60,13 +60,13 @@ def read_tritonbench(path: Path) -> files.Imported:
     Raises `ValueError` with the file and the place if the file is not from tritonbench."""
     text = files.read_text(path)
     values = files.parse_json(text, path.name)
-    bare = isinstance(values, dict) and "metrics" not in values
-    file = decoded(TritonbenchFile, {"metrics": values} if bare else values, path.name)
-    around = file.environ or {}
-    date = around.get("benchmark_date")
-    iso = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date))  # tritonbench writes `20250815103000`, or ISO 8601
-    timestamp = files.when(iso, f"{path.name}, benchmark_date") if date else files.file_time(path)
-    source = files.ResultFile(TOOL, timestamp, text, _environment(around, path.name))
+    is_bare = isinstance(values, dict) and "metrics" not in values
+    file = decoded(TritonbenchFile, {"metrics": values} if is_bare else values, path.name)
+    environ = file.environ or {}
+    date_text = environ.get("benchmark_date")
+    iso_date = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date_text))  # tritonbench writes `20250815103000`, or ISO 8601
+    timestamp = files.when(iso_date, f"{path.name}, benchmark_date") if date_text else files.file_time(path)
+    source = files.ResultFile(TOOL, timestamp, text, _environment(environ, path.name))
     for reading in _readings(file.metrics, path.name, source):
         _add(reading, source)
     if not source.records and not source.skipped:
@@ -78,29 +78,29 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     values = {key: str(value) for key, value in around.items() if value and value != "unknown"}
     device = values.get("device")
     commits = {key: value for key, value in values.items() if key.endswith(("_commit", "_branch"))}
-    cuda = values.get("cuda_version")
+    cuda_version = values.get("cuda_version")
     return files.environment(
-        TOOL, device or "unknown", device, torch=None, cuda=cuda, file=name, revisions=commits or None
+        TOOL, device or "unknown", device, torch=None, cuda=cuda_version, file=name, revisions=commits or None
     )
 
 
 def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -> list[_Cells]:
     readings: dict[tuple[str, str, str], _Cells] = {}
     for key, value in metrics.items():
-        parts = _KEY.fullmatch(key)
-        if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
-            source.skip(key, AVERAGE)
+        match = _METRIC_KEY.fullmatch(key)
+        if _MEAN_KEY.fullmatch(key) or (match and match["x"] in ("average", "hashes")):
+            source.skip(key, AVERAGE_REASON)
             continue
-        if not parts:
+        if not match:
             raise ValueError(f"{name}, {key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
-        mode = next((mode for mode in MODES if parts["name"].endswith(f"_{mode}")), "")
-        op = parts["name"].removesuffix(f"_{mode}") if mode else parts["name"]
+        mode = next((mode for mode in MODES if match["name"].endswith(f"_{mode}")), "")
+        op = match["name"].removesuffix(f"_{mode}") if mode else match["name"]
         op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
-        location = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
-        case = _case(parts["x"])
+        location = f"{match['name']}[{match['x']}-{match['provider']}]"
+        case = _case(match["x"])
         case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
-        reading = _Cells(op, parts["provider"], case, location, {})
-        readings.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
+        cells = _Cells(op, match["provider"], case, location, {})
+        readings.setdefault((match["name"], match["x"], match["provider"]), cells).cells[match["metric"]] = value
     return list(readings.values())
 
 
@@ -111,41 +111,41 @@ def _case(text: str) -> Case:
     except (ValueError, SyntaxError):
         value = text
     values = value if isinstance(value, tuple) else (value,)
-    names = ["x"] if len(values) == 1 else [f"x{number}" for number in range(len(values))]
+    names = ["x"] if len(values) == 1 else [f"x{index}" for index in range(len(values))]
     return files.make_case(dict(zip(names, values, strict=True)))
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of one implementation on one input.  Skips it if it has neither a time nor a failure."""
+    """Adds the record of one implementation on one input.  Adds nothing without a time and without a failure."""
     metrics: dict[str, float] = {}
-    words: dict[str, str] = {}
+    text_by_metric: dict[str, str] = {}
     for name, value in reading.cells.items():
         if isinstance(value, int | float):
             metrics[name] = float(value)
         elif value not in (None, ""):
-            words[name] = str(value)
-    status, reason = _status(metrics, words)
+            text_by_metric[name] = str(value)
+    status, reason = _status(metrics, text_by_metric)
     if "latency" not in metrics and status == "OK":
-        value_names = ", ".join(sorted({*metrics, *words})) or "nothing"
+        value_names = ", ".join(sorted({*metrics, *text_by_metric})) or "nothing"
         source.finite(metrics, reading.place)
         source.skip(reading.place, f"it has no latency, only {value_names}")
         return
-    latency = metrics.pop("latency", None)
+    latency_ms = metrics.pop("latency", None)
     metrics = source.finite(metrics, reading.place)
     values: dict[str, Any] = {"status": status, "reason": reason}
     values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
-    for name, (field, factor) in FIELDS.items():
+    for name, (record_field, factor) in FIELDS.items():
         if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
-            values[field] = metrics.pop(name) * factor
-    source.add(reading.place, reading.case, latency if status == "OK" else None, values)
+            values[record_field] = metrics.pop(name) * factor
+    source.add(reading.place, reading.case, latency_ms if status == "OK" else None, values)
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """Returns status and reason from accuracy and texts.  tritonbench writes an error in place of the first metric."""
+    """Returns the status and its reason.  tritonbench writes an error message in place of the first metric."""
     message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if message:
-        memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)
-        return ("OUT_OF_MEMORY" if memory else "RUNTIME_ERROR"), " ".join(message.split())
+        out_of_memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)
+        return ("OUT_OF_MEMORY" if out_of_memory else "RUNTIME_ERROR"), " ".join(message.split())
     if metrics.get("accuracy") == 0.0:
         return "INCORRECT", "tritonbench found its result to differ from the baseline's"
     return "OK", ""

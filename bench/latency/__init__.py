@@ -1,1 +1,1 @@
-"""Explains latency by kernels: where the time of a step goes, what another kernel changes, and a simulated load."""
+"""Contains tools that explain latency by kernels: times within a step, effects of another kernel, simulated loads."""

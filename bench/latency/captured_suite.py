@@ -25,15 +25,15 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.latency.ledger import Mark, clock_of, seconds_between
+from rooflab.bench.latency.ledger import TimeMark, clock_of, seconds_between
 from rooflab.kernels._user_files import IMPORT_ERRORS
-from rooflab.reference.captured import VERSION
+from rooflab.reference.captured import FILE_VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
 _ATEN = torch.ops.aten
-_PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.matmul: (0, 1), _ATEN.linear: (0, 1)}
+_OPERANDS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.matmul: (0, 1), _ATEN.linear: (0, 1)}
 """The operators that multiply, and the positions of their factors.  The last two appear only in inference mode."""
-_ATTENTION = {
+_ATTENTION_OPERATORS = {
     getattr(_ATEN, name)
     for name in (
         "scaled_dot_product_attention",
@@ -63,7 +63,7 @@ class Tally:
 
 
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of a running program.  While it is active, it times torch's operators outside known modules."""
+    """Counts the calls of a running program.  In its `with` block, it times torch's operators outside known modules."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,9 +71,9 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The calls inside modules; and all other calls, such as calls that load weights."""
         self.depth = 0
         """The number of nested modules that are running now."""
-        self.module: tuple[torch.nn.Module, Key, Mark] | None = None
+        self.module: tuple[torch.nn.Module, Key, TimeMark] | None = None
         """The module of `_MODULES` that is running now, its case, and its start time."""
-        self._spans: list[tuple[Tally, Key | None, Mark, Mark]] = []
+        self._spans: list[tuple[Tally, Key | None, TimeMark, TimeMark]] = []
         """The calls whose times are not read yet, because a GPU's event has no time before it completes."""
 
     @property
@@ -83,13 +83,13 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def explained(self) -> float:
-        """Returns the share of the model's time that known ops take.
+        """Returns the share of the model's time that known ops explain.
 
         The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
         is not included."""
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
-    def add(self, key: Key | None, begin: Mark, end: Mark) -> None:
+    def add(self, key: Key | None, begin: TimeMark, end: TimeMark) -> None:
         """Adds a call.  `key` is None if no op of Rooflab computes the call."""
         tally = self.inside if self.depth else self.outside
         if key is not None:
@@ -115,7 +115,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
             row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
             ops[key.op].append(row | {"share": seconds / model.total_s})
         summary = {"program": program, "seconds": model.total_s, "explained": self.explained}
-        return {"rooflab_suite": VERSION, **summary, "ops": ops}
+        return {"rooflab_suite": FILE_VERSION, **summary, "ops": ops}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,9 +130,9 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
     operator = func.overloadpacket
-    if operator in _PRODUCTS:
+    if operator in _OPERANDS:
         return _product(operator, args)
-    if operator in _ATTENTION:
+    if operator in _ATTENTION_OPERATORS:
         names = [argument.name for argument in func._schema.arguments]
         return _attention({**dict(zip(names, args, strict=False)), **kwargs})
     if operator is _ATEN.embedding:
@@ -155,7 +155,7 @@ def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:
 
 
 def _product(operator: Any, args: Sequence[Any]) -> Key | None:
-    a, b = (args[index] for index in _PRODUCTS[operator])
+    a, b = (args[index] for index in _OPERANDS[operator])
     b = b.mT if operator is _ATEN.linear else b
     if b.ndim == 3 and b.shape[0] == 1:
         b = b[0]
@@ -173,14 +173,14 @@ def _attention(arguments: Mapping[str, Any]) -> Key | None:
         return None
     (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
     # A mask is taken for the causal one, which alone decoders use; one query sees all keys.
-    masked = any(arguments.get(name) is not None for name in ("attn_mask", "attn_bias"))
-    causal = T > 1 and (masked or arguments.get("is_causal") is True)
-    return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
+    has_mask = any(arguments.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    is_causal = T > 1 and (has_mask or arguments.get("is_causal") is True)
+    return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=is_causal)
 
 
 @contextmanager
 def capturing() -> Iterator[Captured]:
-    """Watches this thread's calls in the `with` block: each module of `_MODULES` as one call, and torch's operators."""
+    """Records this thread's calls in the `with` block: each module of `_MODULES` as one call, and torch's operators."""
     captured = Captured()
 
     def before(module: torch.nn.Module, args: Any) -> None:
@@ -232,29 +232,29 @@ def run_program(command: Sequence[str]) -> Captured:
 
     Raises `ValueError` on any other command, and if the program fails.  The program's exit does not end this process.
     """
-    words = list(command)
-    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        words = words[1:]
-    module = len(words) > 1 and words[0] == "-m"
-    words = words[1:] if module else words
-    target = words[0] if words else ""
-    if not (find_spec(target.partition(".")[0]) if module else Path(target).is_file()):
+    command_words = list(command)
+    if command_words and re.fullmatch(r"python[\d.]*", Path(command_words[0]).name):
+        command_words = command_words[1:]
+    module = len(command_words) > 1 and command_words[0] == "-m"
+    command_words = command_words[1:] if module else command_words
+    program_target = command_words[0] if command_words else ""
+    if not (find_spec(program_target.partition(".")[0]) if module else Path(program_target).is_file()):
         raise ValueError(f"program: expected python app.py or python -m module, got {command!r}")
     if not module:
         try:
-            compile(Path(target).read_bytes(), target, "exec")
+            compile(Path(program_target).read_bytes(), program_target, "exec")
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"program: expected a program in Python, got {target}: {error}") from error
+            raise ValueError(f"program: expected a program in Python, got {program_target}: {error}") from error
     old_argv, folder = sys.argv, sys.path[0]
-    sys.argv = words
+    sys.argv = command_words
     try:
         with capturing() as captured:
             try:
                 if module:
-                    runpy.run_module(target, run_name="__main__", alter_sys=True)
+                    runpy.run_module(program_target, run_name="__main__", alter_sys=True)
                 else:
-                    sys.path[0] = str(Path(target).resolve().parent)
-                    runpy.run_path(target, run_name="__main__")
+                    sys.path[0] = str(Path(program_target).resolve().parent)
+                    runpy.run_path(program_target, run_name="__main__")
             except SystemExit as ended:
                 if ended.code not in (None, 0):
                     raise ValueError(f"program: expected it to end well, got exit status {ended.code}") from None

@@ -31,7 +31,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """Holds scheduler settings, with the names of `LLM`'s options.  Raises `ValueError` in the same cases as `LLM`."""
+    """Holds the scheduler's settings under `LLM`'s option names.  Raises `ValueError` on the same values as `LLM`."""
 
     num_kv_blocks: int
     block_size: int = 16
@@ -63,7 +63,7 @@ class ClockSettings:
 
 
 class _Runner:
-    """Replaces `ModelRunner` in a simulation: keeps the rows of the batch, and computes the time of each step."""
+    """Replaces `ModelRunner` in a simulation: keeps the sequences of the batch, and computes the time of each step."""
 
     def __init__(self, model: StepModel):
         self.batch = SimpleNamespace(rows=list[Sequence]())
@@ -104,9 +104,9 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     Raises it also if the plan has text prompts, because only a server counts their tokens."""
     if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
-    closed = plan.arrivals is None
-    offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if closed else plan.offsets()
-    prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if closed else len(offsets)))
+    is_closed_loop = plan.arrivals is None
+    offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if is_closed_loop else plan.offsets()
+    prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if is_closed_loop else len(offsets)))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
     scheduler = Scheduler(
         blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
@@ -114,26 +114,26 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     runner = _Runner(model)
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
-    due, now_s = deque(offsets), 0.0
-    arrivals, times = list[float](), [list[float]() for _ in prompts]
-    while due or core.has_work:
-        while due and due[0] <= now_s:
-            sequence = _sequence(len(arrivals), prompts[len(arrivals)], due[0])
-            arrivals.append(due.popleft())
+    due_times, now_s = deque(offsets), 0.0
+    arrivals, token_times = list[float](), [list[float]() for _ in prompts]
+    while due_times or core.has_work:
+        while due_times and due_times[0] <= now_s:
+            sequence = _sequence(len(arrivals), prompts[len(arrivals)], due_times[0])
+            arrivals.append(due_times.popleft())
             scheduler.check(sequence)
             scheduler.submit(sequence)
         if not core.has_work:
-            now_s = due[0]
+            now_s = due_times[0]
             continue
         sequences = core.step()
         now_s += runner.seconds
         for sequence in sequences:
-            times[sequence.request_id].append(now_s + delay_s)
-            if sequence.finish_reason is not None and closed and len(arrivals) + len(due) < len(prompts):
-                due.append(now_s + delay_s)
+            token_times[sequence.request_id].append(now_s + delay_s)
+            if sequence.finish_reason is not None and is_closed_loop and len(arrivals) + len(due_times) < len(prompts):
+                due_times.append(now_s + delay_s)
     requests = [
         Request(
-            index=number,
+            index=request_index,
             scheduled_s=due_s,
             free_s=due_s,
             sent_s=due_s,
@@ -146,18 +146,18 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
             output_tokens=len(tokens_s),
             finish_reason="length",
         )
-        for number, (prompt, due_s, tokens_s) in enumerate(zip(prompts, arrivals, times, strict=True))
+        for request_index, (prompt, due_s, tokens_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
     ]
-    last, case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
-    return Trace(0.0, plan.warmup_s, last, phased(requests, plan.warmup_s, last), case)
+    last_arrival, case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
+    return Trace(0.0, plan.warmup_s, last_arrival, phased(requests, plan.warmup_s, last_arrival), case)
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
-    """Returns a row per metric of both traces: simulated, measured, and the difference in percent of measured."""
+    """Compares two traces.  Returns, per metric, both values and the difference in percent of the measured value."""
     names = [f"{kind}_{q}_ms" for kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
-    ours, theirs, rows = summarize(simulated), summarize(measured), []
+    ours, measured_summary, rows = summarize(simulated), summarize(measured), []
     for name in (*names, "output_tokens_per_s"):
-        if name in ours and name in theirs:
-            off = 100 * (ours[name] / theirs[name] - 1) if theirs[name] else None
-            rows.append({"figure": name, "simulated": ours[name], "measured": theirs[name], "off_%": off})
+        if name in ours and name in measured_summary:
+            error = 100 * (ours[name] / measured_summary[name] - 1) if measured_summary[name] else None
+            rows.append({"figure": name, "simulated": ours[name], "measured": measured_summary[name], "off_%": error})
     return rows

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.choose.model_shapes import FUSED, gated
+from rooflab.engine.choose.model_shapes import FUSED_OP, gated
 from rooflab.kernels.registry import get_op
 from rooflab.roofline.architecture import Architecture
 
 
 def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """Returns a call's arguments by name.  A packed weight becomes a tensor of its unpacked shape, without data."""
+    """Returns a call's arguments by name.  A meta tensor of the unpacked shape replaces a packed weight."""
     signature = inspect.Signature(get_op(op).parameters)
     if "b" in signature.parameters:
         a, _, *other_args = arguments
-        columns = result.shape[-1] * (2 if op == FUSED else 1)
+        columns = result.shape[-1] * (2 if op == FUSED_OP else 1)
         weight = torch.empty((columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
         if op == "gemm_w8a16":
             scale = torch.empty(columns, dtype=torch.float32, device="meta")
@@ -41,11 +41,11 @@ def shape_of(inputs: Mapping[str, Any]) -> str:
 def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
     """Returns the name of the weight in a matrix product, such as `qkv_proj`.  The weight's shape identifies it."""
     q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    sites = {
+    site_by_shape = {
         (q + 2 * kv, arch.hidden_size): "qkv_proj",
         (arch.hidden_size, q): "o_proj",
         (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
         (arch.hidden_size, arch.intermediate_size): "down_proj",
         (arch.vocab_size, arch.hidden_size): "lm_head",
     }
-    return sites.get(tuple(inputs["b"].shape[::-1]), gated(arch))
+    return site_by_shape.get(tuple(inputs["b"].shape[::-1]), gated(arch))

@@ -17,7 +17,7 @@ Basis = Literal["measured", "predicted", "published", "bound"]
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
-    """Writes a step ledger (the times op by op) as a record of a new run.  Returns the record's path."""
+    """Writes a step ledger (the times op by op) as a record of a new run.  Returns the path of the file."""
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
@@ -25,27 +25,27 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
     timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
     writer = RunWriter(folder)
-    fields = {"case": case, "metrics": ledger.metrics(), "timer": timer if basis == "measured" else None}
-    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **fields))
+    record_fields = {"case": case, "metrics": ledger.metrics(), "timer": timer if basis == "measured" else None}
+    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **record_fields))
     return writer.path
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
-    """Writes kernel changes as records of a new run.  Returns their path.  `case` describes the model and the step."""
+    """Writes kernel changes as records of a new run.  Returns the file's path.  `case` describes the model and step."""
     writer = RunWriter(folder)
     for change in changes:
         row = change.row()
-        words = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
+        text_fields = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
         metrics = {name: value for name, value in row.items() if value is not None}
         basis: Basis = "predicted" if change.measured_ms is None else "measured"
         case_id = f"whatif {change.op}={change.after} {change.figure}"
-        fields = {"case": {**case, **words}, "metrics": metrics}
-        writer.write(_record(writer.run_id, change.noise, case_id, basis, **fields))
+        record_fields = {"case": {**case, **text_fields}, "metrics": metrics}
+        writer.write(_record(writer.run_id, change.noise, case_id, basis, **record_fields))
     return writer.path
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """Makes the record of the study that `lab` ran last."""
+    """Makes the record of `study`, the study that `lab` ran last."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
@@ -56,8 +56,8 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
         if column != study.x and isinstance(value, int | float)
     }
     noise = study.number if study.verdict == "NOISY" else ""
-    fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}
-    return _record(run_id, noise, f"study {study.name}", "measured", **fields)
+    record_fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}
+    return _record(run_id, noise, f"study {study.name}", "measured", **record_fields)
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:

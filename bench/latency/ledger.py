@@ -1,8 +1,8 @@
-"""Makes the ledger of a prefill or decode step: each op with its shape, cost, bound and time, and the step's rest.
+"""Makes the ledger of a prefill or decode step: a row for each op with its shape, cost, bound and time.
 
-The times of the rows and of the host add up to the step's time.  Measured rows are the engine's own calls.  Steps with
-timers alternate with steps without timers, and the timers' cost has its own row.  Other rows are published times or
-bounds.
+The times of the rows and of the host add up to the step's time.  In a measured ledger, the rows are the engine's own
+calls.  Steps with timers alternate with steps without timers, and the timers' cost has its own row.  In any other
+ledger, the times are published times or bounds.
 
 On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
 an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
@@ -29,18 +29,18 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.engine.choose.model_shapes import DECODE
+from rooflab.engine.choose.model_shapes import DECODE_OP
 from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.kernels.tuning import bucket_of
 from rooflab.roofline.model import Bound, Cost, bound
-from rooflab.roofline.steps import Kind, step_ops
+from rooflab.roofline.steps import StepKind, step_ops
 
-Mark = float | torch.cuda.Event
+TimeMark = float | torch.cuda.Event
 """A point in time: seconds of the host's clock, or an event on a GPU."""
-MOST_OPS = 1.05
+MAX_OPS_RATIO = 1.05
 """The highest allowed ratio of two times: the sum of the ops' median times, and the step's median time."""
 
 
@@ -95,7 +95,7 @@ class Ledger:
 
     model: str
     device: str
-    kind: Kind
+    kind: StepKind
     batch: int
     context: int
     """The number of tokens of each sequence.  In a prefill, the number of tokens of the prompt."""
@@ -126,7 +126,7 @@ class Ledger:
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
-        """Returns rows for ops (largest first), for other parts, and for sums.  A NOISY step gives no ratios."""
+        """Returns rows for ops (slowest first), other parts of the step, and sums.  A NOISY step has no ratios."""
         table = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
         other_rows = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
         other_rows += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
@@ -147,15 +147,15 @@ class Ledger:
         return sum(row.ms for row in self.rows if row.op == op)
 
 
-def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
+def from_kernels(model: KernelTimes, kind: StepKind, batch: int, context: int) -> Ledger:
     """Makes the ledger of a step from the kernel times or bounds of `model`, which also gives the host's time."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
-    works, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
+    cost_by_site, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
         row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
-        if work := works.get((op.op, op.site)):
-            shape = ",".join(f"{name}={value}" for name, value in work.shape.items() if value or name != "window")
-            row = replace(row, shape=shape, cost=work.cost, calls=work.calls, bound=bound(work.cost, ceilings))
+        if op_cost := cost_by_site.get((op.op, op.site)):
+            shape = ",".join(f"{name}={value}" for name, value in op_cost.shape.items() if value or name != "window")
+            row = replace(row, shape=shape, cost=op_cost.cost, calls=op_cost.calls, bound=bound(op_cost.cost, ceilings))
         rows.append(row)
     return Ledger(
         model=model.arch.name,
@@ -170,7 +170,7 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
     )
 
 
-def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
+def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16) -> Ledger:
     """Measures the ledger of the engine's own step on this machine.
 
     In a decode step, `batch` sequences of `context` tokens decode.  In a prefill step, one prompt of `context` tokens
@@ -183,27 +183,29 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
         calls = calls_of(llm, step, kind, batch, context)
-        plain_s, timed, ops_s = list[float](), list[float](), list[list[float]]()
+        untimed_s, timed_s, ops_s = list[float](), list[float](), list[list[float]]()
         for _ in range(steps):
             # Without CUDA graphs, as the timed step is; the ITL below is with them, where the engine has some.
             on_gpu = llm.device.type == "cuda"
             with wrapped_ops(llm.runner, lambda op, function: function) if on_gpu else nullcontext():
-                plain_s.append(seconds_of(step))
-            spans: list[tuple[Mark, Mark]] = []
-            with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(on_gpu)), partial(_note_time, spans)):
-                timed.append(seconds_of(step))
-            ops_s.append([seconds_between(*span) for span in spans])
-    rows, indices = [], defaultdict[tuple[str, str, str], list[int]](list)
+                untimed_s.append(seconds_of(step))
+            time_spans: list[tuple[TimeMark, TimeMark]] = []
+            with wrapped_ops(
+                llm.runner, partial(_timed, time_spans, clock_of(on_gpu)), partial(_note_time, time_spans)
+            ):
+                timed_s.append(seconds_of(step))
+            ops_s.append([seconds_between(*time_span) for time_span in time_spans])
+    rows, call_indices = [], defaultdict[tuple[str, str, str], list[int]](list)
     for index, call in enumerate(calls):
-        indices[call.op, call.site, call.shape].append(index)
-    for group in indices.values():
+        call_indices[call.op, call.site, call.shape].append(index)
+    for group in call_indices.values():
         ms, call = 1e3 * statistics.median(sum(seconds[index] for index in group) for seconds in ops_s), calls[group[0]]
         call_bound = bound(call.cost, ceilings) if call.cost and ceilings else None
         rows.append(replace(call, calls=len(group), ms=ms, bound=call_bound))
-    step_ms, ops_ms = 1e3 * statistics.median(plain_s), sum(row.ms for row in rows)
+    step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(row.ms for row in rows)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
-    noise = why_noisy(plain_s, waiting_since(start_times))
-    if not noise and ops_ms > MOST_OPS * step_ms:
+    noise = why_noisy(untimed_s, waiting_since(start_times))
+    if not noise and ops_ms > MAX_OPS_RATIO * step_ms:
         noise = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(
         model=llm.arch.name,
@@ -212,8 +214,8 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
         batch=batch,
         context=context,
         rows=tuple(rows),
-        host_ms=1e3 * statistics.median(step_s - sum(ops) for step_s, ops in zip(timed, ops_s, strict=True)),
-        timers_ms=1e3 * statistics.median(step_s - bare for step_s, bare in zip(timed, plain_s, strict=True)),
+        host_ms=1e3 * statistics.median(step_s - sum(ops) for step_s, ops in zip(timed_s, ops_s, strict=True)),
+        timers_ms=1e3 * statistics.median(step_s - base_s for step_s, base_s in zip(timed_s, untimed_s, strict=True)),
         step_ms=step_ms,
         itl_ms=itl_ms,
         dtype=llm.dtype_name,
@@ -221,7 +223,7 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
     )
 
 
-def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[LedgerRow]:
+def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, context: int) -> list[LedgerRow]:
     """Returns the calls of one step in order, with their shapes and costs, but without times."""
     kernels, calls = chosen(llm, kind, batch, context), list[LedgerRow]()
     kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
@@ -243,13 +245,13 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
     return calls
 
 
-def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """Returns the kernel of each op in a step.  In decode, `paged_attention` has one query per sequence."""
-    bucket = bucket_of(batch if kind == "decode" else context)
-    kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
+def chosen(llm: LLM, kind: StepKind, batch: int, context: int) -> dict[str, Kernel]:
+    """Returns the engine's kernel for each op of a step.  In decode, `paged_attention` has one query per sequence."""
+    size_bucket = bucket_of(batch if kind == "decode" else context)
+    kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == size_bucket}
     if kind == "decode":
         del kernels["flash_attention_varlen"]
-        kernels["paged_attention"] = kernels[DECODE]
+        kernels["paged_attention"] = kernels[DECODE_OP]
     return kernels
 
 
@@ -260,23 +262,23 @@ def seconds_of(step: Callable[[], Any]) -> float:
     return time.perf_counter() - start_s
 
 
-def _note_time(spans: list[tuple[Mark, Mark]], kernel: str, seconds: float) -> None:
-    spans.append((0.0, seconds))
+def _note_time(time_spans: list[tuple[TimeMark, TimeMark]], kernel: str, seconds: float) -> None:
+    time_spans.append((0.0, seconds))
 
 
 def _timed(
-    spans: list[tuple[Mark, Mark]], clock: Callable[[], Mark], op: str, function: Callable[..., Any]
+    time_spans: list[tuple[TimeMark, TimeMark]], clock: Callable[[], TimeMark], op: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         start = clock()
         result = function(*arguments, **options)
-        spans.append((start, clock()))
+        time_spans.append((start, clock()))
         return result
 
     return call
 
 
-def clock_of(on_gpu: bool) -> Callable[[], Mark]:
+def clock_of(on_gpu: bool) -> Callable[[], TimeMark]:
     """Returns a function that marks a point in time, by an event in a GPU's current stream or by the host's clock."""
     return _event if on_gpu else time.perf_counter
 
@@ -287,7 +289,7 @@ def _event() -> torch.cuda.Event:
     return event
 
 
-def seconds_between(begin: Mark, end: Mark) -> float:
+def seconds_between(begin: TimeMark, end: TimeMark) -> float:
     """Returns the seconds between two marks.  If the marks are events of a GPU, waits until they have completed."""
     if isinstance(begin, float) or isinstance(end, float):
         return cast(float, end) - cast(float, begin)
@@ -297,16 +299,16 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> list[list[int]]:
     """Returns prompts of random token ids.  Without `seed`, every call returns different prompts."""
-    draw = random.Random(seed)
-    return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+    generator = random.Random(seed)
+    return [generator.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
 @contextmanager
-def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
+def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
     """Yields a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
     The function may be called `steps` times."""
-    prompts, ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
+    prompts, request_ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
     def prefill() -> None:
         llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
@@ -318,37 +320,37 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
         assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
 
     try:
-        for count, length, later in _joining(llm, batch, context) if kind == "decode" else ():
-            params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
-            ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, count, length)]
+        for count, length, later_tokens in _joining(llm, batch, context) if kind == "decode" else ():
+            params = SamplingParams(max_tokens=steps + 2 + later_tokens, ignore_eos=True)
+            request_ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
         yield decode if kind == "decode" else prefill
     finally:
-        for number in ids:
-            llm.abort(number)
+        for request_id in request_ids:
+            llm.abort(request_id)
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Returns groups of prompts in starting order.  A group is the number of prompts, the tokens of each prompt, and
-    the tokens that each prompt decodes before the last group is computed.  In the end, all sequences have `context`
-    tokens.
+    """Plans how the sequences of a decode batch start: returns groups of prompts in starting order.  A group is its
+    number of prompts, the tokens of each prompt, and the tokens that each prompt decodes before the last group's
+    prefill.  In the end, all sequences have `context` tokens.
 
     Raises `ValueError` if the context is too short for these groups."""
-    scheduler, groups, remaining, later = llm.scheduler, list[tuple[int, int, int]](), batch, 0
-    while remaining:
-        length = context - 1 - later
+    scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
+    while remaining_prompts:
+        length = context - 1 - later_tokens
         if length < 1:
             raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
-        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining)
-        count = min(remaining, max(1, room_tokens // length))
-        remaining -= count
-        groups.append((count, length, later))
-        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining)
-        later += math.ceil(count * length / room_tokens)
+        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        count = min(remaining_prompts, max(1, room_tokens // length))
+        remaining_prompts -= count
+        groups.append((count, length, later_tokens))
+        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        later_tokens += math.ceil(count * length / room_tokens)
     return groups[::-1]
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
     outputs = llm.generate(draw_prompts(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
-    return statistics.median(float(gap) for output in outputs for gap in output.timeline.itl_ms)
+    return statistics.median(float(gap_ms) for output in outputs for gap_ms in output.timeline.itl_ms)

@@ -1,4 +1,4 @@
-"""Runs a study by its name.  Writes the Markdown page of all studies, with the figure of each claim."""
+"""Runs a study by its name.  Writes a Markdown page with all studies and a figure for each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run_study(name: str, lab: Lab) -> Study:
     start_times = run_times()
     study: Study = replace(module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
-    noise = why_noisy((), waiting_since(start_times))
-    return replace(study, verdict="NOISY", number=noise) if noise else study
+    noise_reason = why_noisy((), waiting_since(start_times))
+    return replace(study, verdict="NOISY", number=noise_reason) if noise_reason else study
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
@@ -34,10 +34,10 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     on_gpu = lab.engines[-1][2] == "cuda"
     machine = facts["gpu"]["name"] if on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
     # A model and a folder have their names alone, as a path means nothing to the reader.
-    options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
-    options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
-    options += [f"--device {lab.options['device']}"] * bool(lab.options.get("device"))
-    command = " ".join(["rooflab study --all", *options, f"--out {folder.name}"])
+    command_options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
+    command_options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
+    command_options += [f"--device {lab.options['device']}"] * bool(lab.options.get("device"))
+    command = " ".join(["rooflab study --all", *command_options, f"--out {folder.name}"])
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",

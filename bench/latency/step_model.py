@@ -1,4 +1,4 @@
-"""Models the time of an engine step by published kernel times, by bounds, or by the steps of a real run."""
+"""Models the time of an engine step from published kernel times, from bounds, or from the steps of a real run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
 from rooflab.roofline.step_times import OpTime, step_time
-from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
+from rooflab.roofline.steps import ITEM_BYTES, StepKind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
-_POINTS = (*range(17), *(ceil(2 ** (place / 4)) for place in range(17, 81)))
+_GRID_POINTS = (*range(17), *(ceil(2 ** (place / 4)) for place in range(17, 81)))
 """The points of the grid: each number up to 16, then four numbers in each doubling."""
-_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_TOKEN_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """The knots of a measured model, in tokens of a step.  Between two knots the model is a straight line."""
 
 
@@ -52,32 +52,33 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x`, between two neighbours on the grid.  No grid point is above `most`."""
+    """Interpolates `function` linearly at `x` between its values at two grid points.  No point is above `most`."""
     if x <= 0:
         return 0.0
-    index = min(bisect_left(_POINTS, x), len(_POINTS) - 1)
-    low, high = (min(_POINTS[point], most) for point in (index - (_POINTS[index] > x), index))
-    first = function(low)
-    return first if low == high else first + (function(high) - first) * (x - low) / (high - low)
+    index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
+    low, high = (min(_GRID_POINTS[point], most) for point in (index - (_GRID_POINTS[index] > x), index))
+    low_value = function(low)
+    return low_value if low == high else low_value + (function(high) - low_value) * (x - low) / (high - low)
 
 
-_ATTENTION = ("attention", "kv_cache_write")
+_ATTENTION_SITES = ("attention", "kv_cache_write")
 """The sites of attention.  Published times of attention contain the write of keys and values."""
-_HEAD = ("lm_head", "sample")
+_HEAD_SITES = ("lm_head", "sample")
 _MAX_TOKENS = 2**20
-_PUBLISHED = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
+_OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
 """The kinds of ops that have published times."""
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Models a step's time as a sum: published kernel times (`roofline/step_times.py`) or bounds, and the host's time.
+    """Models a step's time as the sum of its kernels' times and the host's time.
 
-    The times of the output head and of sampling depend on the number of sampled tokens.  Attention in decode depends on
-    the number of sequences and their mean context.  The attention time of a chunk is the difference between two whole
-    prompts.  All other ops depend on the number of the step's tokens.  Between the points of a grid, times are linear.
-    Beyond the longest published context, attention takes its bound, times the ratio of time to bound at that context.
-    A bare bound would be shorter than a published time for less work.
+    A kernel's time is published (`roofline/step_times.py`) or a bound.  The times of the output head and of sampling
+    depend on the number of sampled tokens.  Attention in decode depends on the number of sequences and their mean
+    context.  The attention time of a chunk is the difference between two whole prompts.  All other ops depend on the
+    number of tokens.  Between the points of a grid, times are linear.  Beyond the longest published context, attention
+    takes its bound, times the ratio of time to bound at that context.  A bare bound would be shorter than a published
+    time for less work.
 
     Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
@@ -98,57 +99,57 @@ class KernelTimes:
 
     @cached_property
     def _rest_ms(self) -> Callable[[int], float]:
-        sites = {op.site for op in self.ops("decode", 1, 1)} - {*_ATTENTION, *_HEAD}
+        sites = {op.site for op in self.ops("decode", 1, 1)} - {*_ATTENTION_SITES, *_HEAD_SITES}
         return cache(lambda tokens: _sum(self.ops("decode", tokens, 1), sites))
 
     @cached_property
     def _head_ms(self) -> Callable[[int], float]:
-        return cache(lambda drawn: _sum(self.ops("decode", drawn, 1), _HEAD))
+        return cache(lambda drawn: _sum(self.ops("decode", drawn, 1), _HEAD_SITES))
 
     @cached_property
-    def _attention_ms(self) -> Callable[[Kind, int, int], float]:
+    def _attention_ms(self) -> Callable[[StepKind, int, int], float]:
         return cache(self._attention)
 
-    def _attention(self, kind: Kind, batch: int, length: int) -> float:
+    def _attention(self, kind: StepKind, batch: int, length: int) -> float:
         """Returns the milliseconds of attention for `batch` sequences of the same length."""
         bounds = replace(self, bounds=True)
-        ms = _sum(bounds.ops(kind, batch, length), _ATTENTION)
-        for shorter in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
-            ops = self.ops(kind, batch, shorter)
-            if any(op.site in _ATTENTION and op.basis != "bound" for op in ops):
-                least_ms = _sum(bounds.ops(kind, batch, shorter), _ATTENTION)
-                return ms * _sum(ops, _ATTENTION) / least_ms
+        ms = _sum(bounds.ops(kind, batch, length), _ATTENTION_SITES)
+        for short_length in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
+            ops = self.ops(kind, batch, short_length)
+            if any(op.site in _ATTENTION_SITES and op.basis != "bound" for op in ops):
+                shorter_bound_ms = _sum(bounds.ops(kind, batch, short_length), _ATTENTION_SITES)
+                return ms * _sum(ops, _ATTENTION_SITES) / shorter_bound_ms
         return ms
 
     @property
     def basis(self) -> str:
-        """Returns the source of the times, in words."""
+        """Returns a text that names the source of the times."""
         length = min(1024, self.arch.max_position)
         ops = (*self.ops("decode", 16, length), *self.ops("prefill", 1, length))
-        published = {op.op for op in ops if op.basis != "bound"}
-        parts = ", ".join(name for name, members in _PUBLISHED.items() if published & members)
+        published_ops = {op.op for op in ops if op.basis != "bound"}
+        sources = ", ".join(name for name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
         devices = f"of {self.gpus} x {self.device.name}"
-        return f"published kernel times {devices} ({parts}), bounds of the rest" if parts else f"bounds {devices}"
+        return f"published kernel times {devices} ({sources}), bounds of the rest" if sources else f"bounds {devices}"
 
-    def ops(self, kind: Kind, batch: int, context: int) -> Sequence[OpTime]:
+    def ops(self, kind: StepKind, batch: int, context: int) -> Sequence[OpTime]:
         """Returns the ops of a step with their times.  Raises `ValueError` in the same cases as `steps.step_ops`."""
         shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
-        published = None if self.bounds else step_time(self.arch, self.device, *shape)
-        if published is not None:
-            return published.ops
+        published_time = None if self.bounds else step_time(self.arch, self.device, *shape)
+        if published_time is not None:
+            return published_time.ops
         costs, rows = step_ops(self.arch, *shape), batch * context if kind == "prefill" else batch
-        ceilings, calls = self.device.ceilings(), 2 * self.arch.num_layers
-        times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
+        ceilings, reduce_calls = self.device.ceilings(), 2 * self.arch.num_layers
+        op_times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
         if self.gpus > 1:
             size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
-            reduce_s = calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
-            times.append(("all_reduce", "all_reduce", calls, 1e3 * reduce_s))
-        return [OpTime(*fields, "bound", "") for fields in times]
+            reduce_s = reduce_calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+            op_times.append(("all_reduce", "all_reduce", reduce_calls, 1e3 * reduce_s))
+        return [OpTime(*fields, "bound", "") for fields in op_times]
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds that a step takes."""
 
-        def attention(kind: Kind, length: float, batch: int) -> float:
+        def attention(kind: StepKind, length: float, batch: int) -> float:
             return _between(partial(self._attention_ms, kind, batch), length, self.arch.max_position)
 
         ms = self.host_ms + _between(self._rest_ms, work.decodes + work.prompt_tokens, _MAX_TOKENS)
@@ -166,9 +167,9 @@ def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Models a step's time as a sum of non-negative terms, fitted to a run's measured steps.  The terms depend on the
-    step's tokens (linear between knots), the keys of decoding tokens, the query-key pairs of prompts, and the sampled
-    tokens.
+    """Models a step's time as a linear function with coefficients of at least 0, fitted to a run's measured steps.  Its
+    features are the step's tokens (piecewise linear), the keys of decoding tokens, the query-key pairs of prompts, and
+    the sampled tokens.
 
     The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
 
@@ -189,15 +190,15 @@ StepModel = KernelTimes | MeasuredSteps
 def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     """Fits a model to the steps that `GET /steps` of Rooflab's server returned, as in a trace of `rooflab load`.
 
-    Raises `ValueError` if fewer than 50 steps have the number of keys that they read."""
+    Raises `ValueError` if fewer than 50 steps report how many keys they read."""
     rows = [step for step in steps if "decode_keys" in step and (step["num_decodes"] or step["prompt_tokens"])]
     if len(rows) < 50:
         raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
     features = np.array([_features_of(row) for row in rows])
-    seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
-    coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
-    gaps = [next_row["begin_s"] - row["end_s"] for row, next_row in itertools.pairwise(rows)]
-    busy_gaps = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
+    step_seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
+    coefficients, _ = nnls(features / step_seconds[:, None], np.ones(len(rows)))
+    step_gaps = [next_row["begin_s"] - row["end_s"] for row, next_row in itertools.pairwise(rows)]
+    busy_gaps = [gap for gap, row in zip(step_gaps, rows, strict=False) if row["running"] and gap < 0.1]
     return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy_gaps)) if busy_gaps else 0.0)
 
 
@@ -207,20 +208,20 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
     Raises `ValueError` in the same cases as `fitted`."""
     model = fitted(trace.steps or ())
     end_times = np.array([step["end_s"] for step in trace.steps or ()])
-    firsts = [request.chunks[0].time_s for request in trace.requests if request.chunks]
-    delays = [first - end_times[index - 1] for first in firsts if (index := int(np.searchsorted(end_times, first)))]
+    times_s = [request.chunks[0].time_s for request in trace.requests if request.chunks]
+    delays = [time_s - end_times[index - 1] for time_s in times_s if (index := int(np.searchsorted(end_times, time_s)))]
     return model, float(np.median(delays)) if delays else 0.0
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the features of a server's step.  Drafted tokens count as decoding tokens and as sampled tokens."""
-    decodes, drafted = row["num_decodes"], row.get("drafted", 0)
-    sampled_tokens = decodes + drafted if drafted else row["tokens"]
-    return _features(decodes + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens)
+    """Returns the features of a server's step.  A drafted token counts as a decoding token and as a sampled token."""
+    decodes, drafts = row["num_decodes"], row.get("drafted", 0)
+    sampled_tokens = decodes + drafts if drafts else row["tokens"]
+    return _features(decodes + drafts, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens)
 
 
 def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:
     tokens = decodes + prompt_tokens
     # The tokens in each stretch between two knots; the fit gives each stretch a price per token.
-    hats = np.clip((tokens - np.array(_KNOTS[:-1], float)) / np.diff(_KNOTS), 0.0, 1.0)
-    return np.array([1.0, *(hats * np.diff(_KNOTS)), max(0, tokens - _KNOTS[-1]), keys, pairs, drawn])
+    segments = np.clip((tokens - np.array(_TOKEN_KNOTS[:-1], float)) / np.diff(_TOKEN_KNOTS), 0.0, 1.0)
+    return np.array([1.0, *(segments * np.diff(_TOKEN_KNOTS)), max(0, tokens - _TOKEN_KNOTS[-1]), keys, pairs, drawn])

@@ -27,14 +27,14 @@ from rooflab.roofline.plot import with_own_settings
 
 Verdict = Literal["holds", "holds in part", "fails", "NOISY"]
 """The verdict of a study.  `NOISY`: the machine was busy, so that the times decide nothing."""
-COLOURS = (READ_COLOUR, WRITTEN, LOST, INK)
-PREDICTED = ", predicted"
+CURVE_COLOURS = (READ_COLOUR, WRITTEN, LOST, INK)
+PREDICTED_SUFFIX = ", predicted"
 """The end of a curve's name, if the curve was not measured.  The figure draws such a curve dashed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Holds the result of a study, and the settings of its figure."""
+    """Holds the result of a study (claim, table, verdict), and the settings of its figure."""
 
     claim: str
     source: str
@@ -65,13 +65,17 @@ class Study:
         figure = new_figure(FIGURE_WIDTH_IN, 4.3)
         figure.suptitle(fill(self.claim, int(9 * FIGURE_WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
         axes, column = figure.subplots(), {name: [row[name] for row in self.rows] for name in self.rows[0]}
-        colours = dict(zip(dict.fromkeys(name.removesuffix(PREDICTED) for name in self.curves), COLOURS, strict=False))
+        colours = dict(
+            zip(dict.fromkeys(name.removesuffix(PREDICTED_SUFFIX) for name in self.curves), CURVE_COLOURS, strict=False)
+        )
         for name, values in self.curves.items():
-            style = "--" if name.endswith(PREDICTED) else "o-"
-            axes.plot(column[self.x], column[values], style, color=colours[name.removesuffix(PREDICTED)], label=name)
+            style = "--" if name.endswith(PREDICTED_SUFFIX) else "o-"
+            axes.plot(
+                column[self.x], column[values], style, color=colours[name.removesuffix(PREDICTED_SUFFIX)], label=name
+            )
         if self.band:
             low, high = (column[name] for name in self.band)
-            axes.fill_between(column[self.x], low, high, color=COLOURS[0], alpha=0.15)
+            axes.fill_between(column[self.x], low, high, color=CURVE_COLOURS[0], alpha=0.15)
         axes.set_xlabel(self.x_label, fontsize=9)
         axes.set_ylabel(self.y_label, fontsize=9)
         if self.log:
@@ -91,7 +95,7 @@ class Study:
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Returns the median, the 20th percentile and the 80th percentile of `values`."""
     sorted_values = sorted(values)
-    low, high = (sorted_values[round(share * (len(sorted_values) - 1))] for share in (0.2, 0.8))
+    low, high = (sorted_values[round(quantile * (len(sorted_values) - 1))] for quantile in (0.2, 0.8))
     return statistics.median(sorted_values), low, high
 
 
@@ -114,13 +118,13 @@ def at_most(number: float, holds: float, part: float) -> Verdict:
 
 
 def worst(*verdicts: Verdict) -> Verdict:
-    """Returns the worst of the given verdicts.  Each verdict judges one part of a claim, and every part must hold."""
+    """Returns the worst of several verdicts.  Each part of a claim has a verdict, and every part must hold."""
     return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass
 class Lab:
-    """Makes the engines for latency studies, and chooses the sizes of the studies."""
+    """Creates the LLM engines for latency studies, and chooses between full and small problem sizes."""
 
     model: str = "smollm2-135m"
     dummy: bool = False
@@ -132,15 +136,15 @@ class Lab:
     """For each engine that the last study loaded: the model, the dtype and the device."""
 
     def llm(self, **options: Any) -> LLM:
-        """Makes an engine with the given options of `LLM`."""
+        """Creates an engine with the given options of `LLM`."""
         llm = LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
         self.engines.append((llm.arch.name, llm.dtype_name, llm.device.type))
         return llm
 
     def size(self, whole: int, quick: int) -> int:
-        """Returns `quick` if the studies use small sizes (`self.quick`), else `whole`."""
+        """Returns `quick` if the studies run with small sizes (`self.quick`), else `whole`."""
         return quick if self.quick else whole
 
     def about(self, llm: LLM) -> str:
-        """Returns the model, the dtype and the device of an engine, in words."""
+        """Returns a text with the model, the dtype and the device of an engine."""
         return f"{llm.arch.name} in {llm.dtype_name} on {llm.device.type}"

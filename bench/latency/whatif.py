@@ -1,4 +1,4 @@
-"""Predicts and measures how another kernel changes TTFT and ITL.  The prediction uses the times of ops and kernels."""
+"""Predicts and measures how TTFT and ITL change if the engine uses another kernel for one op."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 
 from rooflab.bench.core import time_functions, why_noisy
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, chosen, measured, seconds_of, stepping
-from rooflab.engine.choose.model_shapes import DECODE, FUSED, PRODUCTS, model_inputs, packed, real
+from rooflab.engine.choose.model_shapes import DECODE_OP, FUSED_OP, MATMUL_OPS, model_inputs, packed, real
 from rooflab.engine.llm import LLM
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
-from rooflab.roofline.steps import Kind
+from rooflab.roofline.steps import StepKind
 
-ROUNDS = 30
+TIMED_CALLS = 30
 """The number of timed calls of each kernel outside the engine."""
 BUDGET_S = 0.5
 """Seconds to time all kernels on one shape."""
-WON = 0.97
+WIN_RATIO = 0.97
 """A kernel or an engine has won if its time is at most this share of the earlier time."""
 
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """Holds the latency of prefill or decode before and after a change of one kernel."""
+    """Holds the latency of prefill or decode with the old kernel and with the new kernel of one op."""
 
     figure: str
     """The name of the latency, TTFT or ITL.  The time of a step stands for the latency."""
@@ -49,32 +49,32 @@ class PhaseChange:
     """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """Returns the values of one table row.  If the times are NOISY, the row has no ratios."""
+        """Returns the values of one table row.  If the measured times are NOISY, the row has no ratios."""
         row = {name: value for name, value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
         return row | (dict.fromkeys(("kernel", "share", "predicted_%", "measured_%")) if self.noise else {})
 
     def verdict(self) -> str:
-        """Returns a sentence that says whether the faster kernel makes the engine faster."""
+        """Returns a sentence that says whether the new kernel makes the engine faster."""
         if self.noise:
             return f"{self.figure} with {self.op}/{self.after}: NOISY, and so no verdict: {self.noise}"
         engine = (self.predicted_ms if self.measured_ms is None else self.measured_ms) / self.before_ms
-        words = (
+        change_text = (
             f"{self.op}/{self.after} takes {self.kernel:.2f} of {self.before}'s time, {self.share:.0%} of the step; "
         )
-        words += f"{self.figure} {engine:.2f} of before{', predicted' * (self.measured_ms is None)}"
-        return "the kernel won, the engine did not: " * (self.kernel <= WON < engine) + words
+        change_text += f"{self.figure} {engine:.2f} of before{', predicted' * (self.measured_ms is None)}"
+        return "the kernel won, the engine did not: " * (self.kernel <= WIN_RATIO < engine) + change_text
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
-    """Predicts a step's time for each op in `factors`, if the op's kernel took `factors[op]` times its present time."""
-    changes = []
+    """Predicts a step's time for each op in `factors`, if the time of its kernel is multiplied by `factors[op]`."""
+    phase_changes = []
     for op, factor in factors.items():
         if ms := ledger.ms_of(op):
             old_kernel = next(row.kernel or row.basis for row in ledger.rows if row.op == op)
-            changes.append(_predicted(ledger, op, old_kernel, f"{factor:g}x", factor, ms * (factor - 1)))
-    return changes
+            phase_changes.append(_predicted(ledger, op, old_kernel, f"{factor:g}x", factor, ms * (factor - 1)))
+    return phase_changes
 
 
 def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, change_ms: float) -> PhaseChange:
@@ -84,67 +84,69 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
     return PhaseChange(figure, op, before, after, ratio, share, ledger.step_ms, predicted_ms, noise=ledger.noise)
 
 
-def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, context: int) -> PhaseChange | None:
-    """Predicts and measures how the time of a step changes if `kernel` computes `op`.  The engine `other` uses
-    `kernel`; the engine `llm` uses the present kernel.
+def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: int, context: int) -> PhaseChange | None:
+    """Predicts and measures the time of an engine step if `kernel` computes `op`.  The engine `llm` uses the present
+    kernel.  The engine `other` uses `kernel`.
 
-    The prediction adds the time difference of the two kernels to the step, for each call.  Both kernels are timed
-    outside the engine with the shapes of the call.  Matrix products, and all ops on a GPU, are timed with an empty
-    cache.  On a CPU, other ops are timed after reading as many bytes as one layer's weights.  Scaling by the ratio of
+    The prediction adds the time difference of the two kernels to the step time, for each call.  Both kernels are timed
+    outside the engine with the shapes of the call.  On a GPU, and for matrix products on a CPU, the cache is empty.
+    For other ops on a CPU, the timer first reads as many bytes as one layer's weights.  A prediction by the ratio of
     the kernels' times would also scale the other costs of the call: it predicted +13% for a norm that measured +4%.
 
-    Returns None if this kind of step does not call the op."""
-    short = kind == "prefill"
-    old_step = measured(llm, kind, batch, context, steps=6 if short else 16)
+    Returns None if a step of this kind does not call the op."""
+    is_prefill = kind == "prefill"
+    old_step = measured(llm, kind, batch, context, steps=6 if is_prefill else 16)
     rows = [row for row in old_step.rows if row.op == op]
     kernels, other_kernels = (chosen(engine, kind, batch, context) for engine in (llm, other))
     current = kernels.get(op)
     if not rows or current is None:
         return None
     start_times = run_times()
-    times = _alone_ms(rows, kind, (current, kernel), llm, context)
-    ratio = times[kernel.name] / times[current.name]
-    change = _predicted(old_step, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
-    rounds, steps_each = (5, 1) if short else (16, 3)
-    steps = rounds * steps_each + 1
+    times_ms = _alone_ms(rows, kind, (current, kernel), llm, context)
+    ratio = times_ms[kernel.name] / times_ms[current.name]
+    change = _predicted(old_step, op, current.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[current.name])
+    rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
+    steps = rounds * steps_per_round + 1
     with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as new_step:
-        steps_and_samples = (first, base := list[float]()), (new_step, new_seconds := list[float]())
+        steps_and_samples = (first, base_seconds := list[float]()), (new_step, new_seconds := list[float]())
         first(), new_step()
         for _ in range(rounds):
             for step, seconds in steps_and_samples:
-                seconds += [seconds_of(step) for _ in range(steps_each)]
-    unswapped_ops = kernels.keys() - {op, DECODE, FUSED, *PRODUCTS}
+                seconds += [seconds_of(step) for _ in range(steps_per_round)]
+    unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
     differs = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
     noise = f"the second engine has another kernel for {', '.join(differs)} too" if differs else change.noise
-    noise = noise or why_noisy(base, waiting_since(start_times)) or why_noisy(new_seconds, None)
+    noise = noise or why_noisy(base_seconds, waiting_since(start_times)) or why_noisy(new_seconds, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
-    ratio = statistics.median(new_seconds) / statistics.median(base)
+    ratio = statistics.median(new_seconds) / statistics.median(base_seconds)
     return replace(change, measured_ms=change.before_ms * ratio, noise=noise)
 
 
 def _alone_ms(
-    rows: Sequence[LedgerRow], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int
+    rows: Sequence[LedgerRow], kind: StepKind, kernels: Sequence[Kernel], llm: LLM, context: int
 ) -> dict[str, float]:
-    """Times all calls of an op in one step, outside the engine, and returns the total milliseconds for each kernel."""
-    sums = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
+    """Times all calls of one op in an engine step, outside the engine.  Returns the sum in ms for each kernel."""
+    total_ms = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
     for row in rows:
-        probe = real(_probe_of(row, kind, llm), llm.limits.block_size, context)
-        inputs = {name: x.to(llm.device) if isinstance(x, torch.Tensor) else x for name, x in probe.items()}
-        calls = {kernel.name: partial(kernel.fn, **_taken(kernel, inputs)) for kernel in kernels}
-        if row.op in PRODUCTS or llm.device.type == "cuda":
-            timed = time_functions(calls, llm.device, budget_s=BUDGET_S)
-            seconds = {name: samples.median_s for name, samples in timed.items()}
+        real_inputs = real(_probe_of(row, kind, llm), llm.limits.block_size, context)
+        inputs = {name: x.to(llm.device) if isinstance(x, torch.Tensor) else x for name, x in real_inputs.items()}
+        kernel_calls = {kernel.name: partial(kernel.fn, **_taken(kernel, inputs)) for kernel in kernels}
+        if row.op in MATMUL_OPS or llm.device.type == "cuda":
+            timings = time_functions(kernel_calls, llm.device, budget_s=BUDGET_S)
+            seconds = {name: samples.median_s for name, samples in timings.items()}
         else:
-            seconds = _behind_weights(calls, llm)
-        for name in sums:
-            sums[name] += 1e3 * row.calls * seconds[name]
-    return sums
+            seconds = _behind_weights(kernel_calls, llm)
+        for name in total_ms:
+            total_ms[name] += 1e3 * row.calls * seconds[name]
+    return total_ms
 
 
-def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
-    """Returns the arguments for the call in the ledger row `row`, as tensors on the meta device."""
-    first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
-    candidates = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
+def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
+    """Returns the arguments of the op call in `row`, as tensors on the meta device."""
+    rows, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
+    candidates = model_inputs(
+        DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
+    )
     return next(inputs for inputs in candidates if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
 
 
@@ -152,13 +154,13 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
     """Returns the median seconds of each call on a CPU.  The calls are interleaved.  Before each call the function
     reads as many bytes as the weights of one layer.
 
-    The benchmark's usual protocol would also empty the last-level cache.  But in a real step this cache holds the
-    kernel's code and inputs.  For kernels with several small calls the usual protocol measured twice the time of the
+    The usual benchmark also empties the last-level cache before each call.  But in a real step this cache holds the
+    kernel's code and inputs.  For kernels with several small calls, the usual benchmark measured twice the time of the
     real step."""
-    parts = llm.arch.parameters()
-    weights = torch.ones((parts.attention + parts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
+    parameter_counts = llm.arch.parameters()
+    weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(ROUNDS + 2):
+    for repeat in range(TIMED_CALLS + 2):
         for name, call in calls.items():
             weights.sum()
             seconds = seconds_of(call)
@@ -168,9 +170,9 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns only the inputs that the kernel accepts.  The weight is packed in the kernel's layout."""
+    """Returns the inputs that the kernel accepts.  The weight of a matrix product is in the kernel's layout."""
     accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.op in PRODUCTS:
+    if kernel.op in MATMUL_OPS:
         other_inputs = {name: value for name, value in inputs.items() if name != "b"}
         accepted_inputs["b"] = packed(kernel.prepare, inputs["b"], **other_inputs)
     return accepted_inputs

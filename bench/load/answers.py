@@ -1,4 +1,4 @@
-"""Parses the bytes of an answer into the events of the stream and the chunks in these events, each with its time."""
+"""Parses the bytes of a streamed answer into server-sent events and chunks of text, with their arrival times."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from itertools import accumulate
 from typing import Any
 
 from rooflab.bench.load.client import Shot
-from rooflab.bench.load.http import DROPPED
+from rooflab.bench.load.http import DROPPED_ERROR
 from rooflab.bench.load.metrics import token_steps
 from rooflab.bench.load.trace import Request, StreamEvent
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 MESSAGE_LENGTH = 200
 """The most characters of a server's message that a reason quotes."""
-TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 """The fields of a chat's delta that may contain the text of a token."""
-CUT = ("abort", "error", "cancelled")
+CUT_REASONS = ("abort", "error", "cancelled")
 """The finish reasons of an answer that the server ended early."""
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 """The most tokens of an answer."""
 
 
-BARE = (b"error:", b'{"error"')
+ERROR_PREFIXES = (b"error:", b'{"error"')
 """How a line begins that has an error but no `data:`: from llama.cpp, and from a proxy that passes on a body."""
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """Yields, for each server-sent event, its data, the time of its last byte, and whether its name marks an error.
-    Parsing follows the WHATWG standard.
+    """Yields the server-sent events of a stream.  An event has its data, the arrival time of its last byte, and whether
+    it is an error event.  Parsing follows the WHATWG standard.
 
     Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event.  At the
-    end of the stream the empty line may be missing, because some servers close the connection without it.  An event
-    with empty data is left out."""
+    end of the stream the empty line may be missing, because some servers close the connection without it.  Events
+    without data are omitted."""
     body, piece_ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
     data, is_error = list[bytes](), False
     offset = 3 if body.startswith(b"\xef\xbb\xbf") else 0
@@ -45,37 +45,37 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
         line, end = (body[offset : line_end.start()], line_end.end()) if line_end else (body[offset:], len(body))
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
-        elif line.startswith(BARE):
+        elif line.startswith(ERROR_PREFIXES):
             data, is_error = [line.removeprefix(b"error:")], True
         elif line.startswith(b"event:"):
             is_error = line[6:].strip() == b"error"
         if not line or end == len(body):
-            last = line_end.start() if line_end else end - 1
+            last_index = line_end.start() if line_end else end - 1
             if (event_data := b"\n".join(data)).strip() or is_error:
-                yield pieces[bisect_right(piece_ends, last)][0], event_data.decode(errors="replace"), is_error
+                yield pieces[bisect_right(piece_ends, last_index)][0], event_data.decode(errors="replace"), is_error
             data, is_error = [], False
         offset = end
 
 
 def read_answer(shot: Shot) -> Request:
-    """Makes one request's trace from its answer.  The request has failed if the trace's `error` is not empty."""
+    """Converts the answer in `shot` into a request of the trace.  The field `error` says why a request failed."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
         error = f"HTTP {shot.status}: {_message(b''.join(data for _, data in shot.pieces).decode(errors='replace'))}"
-    elif not error or error == DROPPED:
-        for time_s, text, is_error in events(shot.pieces):
-            fault = f"an error in the stream: {_message(text)}" if is_error else state.take(time_s, text)
-            if fault:
-                error = error or fault
-            if fault or state.done:  # what follows is no part of the answer
+    elif not error or error == DROPPED_ERROR:
+        for time_s, event_text, is_error in events(shot.pieces):
+            failure = f"an error in the stream: {_message(event_text)}" if is_error else state.take(time_s, event_text)
+            if failure:
+                error = error or failure
+            if failure or state.done:  # what follows is no part of the answer
                 break
-        if error == DROPPED and state.done:  # all parts that its user waits for had come
+        if error == DROPPED_ERROR and state.done:  # all parts that its user waits for had come
             error = ""
         if not error and not state.done and not all(state.reasons.values() or [None]):
             error = "the stream ended with no finish_reason and no [DONE]"
-        if not error and (cut := [reason for reason in state.reasons.values() if reason in CUT]):
-            error = f"the server cut the answer: finish_reason {cut[0]!r}"
+        if not error and (cut_reasons := [reason for reason in state.reasons.values() if reason in CUT_REASONS]):
+            error = f"the server cut the answer: finish_reason {cut_reasons[0]!r}"
     request = Request(
         index=shot.index,
         scheduled_s=shot.scheduled_s,
@@ -93,12 +93,12 @@ def read_answer(shot: Shot) -> Request:
     )
     if error or token_steps(request)[0]:
         return request
-    by_usage = f", and its usage says {request.output_tokens}" if request.output_tokens else ""
-    return replace(request, error=f"the answer has no token{by_usage}")
+    usage_text = f", and its usage says {request.output_tokens}" if request.output_tokens else ""
+    return replace(request, error=f"the answer has no token{usage_text}")
 
 
 class _AnswerState:
-    """Holds the parsed parts of an answer while its events are added one by one."""
+    """Holds the chunks and token counts of one answer while its events are parsed one by one."""
 
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
@@ -111,7 +111,7 @@ class _AnswerState:
         self.done = False
 
     def take(self, time_s: float, text: str) -> str:
-        """Adds an event.  Returns the reason if the event makes the request fail, else an empty string."""
+        """Parses one event and stores its chunks.  Returns the reason if the request has failed, else ""."""
         if text.strip() == "[DONE]":
             self.done = True
             return self._add(StreamEvent(time_s, "done"))
@@ -135,16 +135,16 @@ class _AnswerState:
         return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
 
     def _choice(self, time_s: float, choice: Mapping[str, Any], total: int | None) -> None:
-        answer = choice.get("index") or 0
-        self.reasons[answer] = choice.get("finish_reason") or self.reasons.get(answer)
+        answer_index = choice.get("index") or 0
+        self.reasons[answer_index] = choice.get("finish_reason") or self.reasons.get(answer_index)
         delta = choice.get("delta") or {}
-        if choice.get("text") or any(delta.get(name) for name in TEXTS):
+        if choice.get("text") or any(delta.get(name) for name in TEXT_FIELDS):
             kind = "text"
         elif delta.get("role"):  # sent at once: it has no token, whatever it says
             kind, total = "role", None
         else:
             kind = "empty"
-        self._add(StreamEvent(time_s, kind, None if kind == "role" else _listed(choice), answer), total)
+        self._add(StreamEvent(time_s, kind, None if kind == "role" else _listed(choice), answer_index), total)
 
     def _add(self, chunk: StreamEvent, total: int | None = None) -> str:
         self.chunks.append(chunk)
@@ -152,22 +152,22 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """Returns the chunks of the answers.  A chunk has its number of tokens if this number is known.
+        """Returns the chunks of the request's answers.  A chunk has a number of tokens if this number is known.
 
-        Some servers send with each chunk the total number of tokens so far.  The number of a chunk is then the
-        difference of two totals.  A single total belongs to the whole answer.  Totals are ignored if they fall, if they
-        are zero after a text, or if they sum several answers."""
+        Some servers send the total number of tokens so far with each chunk.  The number of tokens in a chunk is then
+        the difference of two totals.  If there is only one total, it counts for the whole answer.  The totals are
+        ignored if they decrease, if they are zero after a text, or if they sum several answers."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
-        lasts: dict[int, int] = {}
+        last_totals: dict[int, int] = {}
         for answer in self.reasons:
             answer_totals = [total for chunk, total in chunk_totals if chunk.answer == answer and total is not None]
             texts = [total for chunk, total in chunk_totals if chunk.answer == answer and chunk.kind == "text"]
             if len(answer_totals) < 2 or None in texts or not any(texts[:1]) or answer_totals != sorted(answer_totals):
                 return tuple(self.chunks)
-            lasts[answer] = answer_totals[-1]
-        if len(lasts) > 1 and sum(lasts.values()) != self.output_tokens:
+            last_totals[answer] = answer_totals[-1]
+        if len(last_totals) > 1 and sum(last_totals.values()) != self.output_tokens:
             return tuple(self.chunks)
-        previous_totals = dict.fromkeys(lasts, 0)
+        previous_totals = dict.fromkeys(last_totals, 0)
         for index, (chunk, total) in enumerate(chunk_totals):
             if total is not None:
                 self.chunks[index] = chunk._replace(tokens=total - previous_totals[chunk.answer])
@@ -176,7 +176,7 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Returns whether the parts of an event that this file reads have the protocol's types.  Null counts as missing."""
+    """Returns whether the parsed event is a chunk with fields of the right types.  Null counts as a missing field."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -184,8 +184,8 @@ def _is_chunk(event: Any) -> bool:
     if not isinstance(event, dict) or not has(event, "choices", list) or not has(event, "usage", dict):
         return False
     usage, choices = event.get("usage") or {}, event.get("choices") or ()
-    counts = [usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name) is not None]
-    return all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts) and all(
+    token_counts = [usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name) is not None]
+    return all(type(count) is int and 0 <= count < MAX_TOKENS for count in token_counts) and all(
         isinstance(choice, dict)
         and has(choice, "delta", dict)
         and has(choice, "finish_reason", str)
@@ -195,16 +195,16 @@ def _is_chunk(event: Any) -> bool:
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
-    """Counts the tokens in a chunk from its ids or log-probabilities.  Returns None if the chunk has neither."""
-    if isinstance(ids := choice.get("token_ids"), list):
-        return len(ids)
+    """Counts the tokens in a chunk by its token ids or log-probabilities.  Returns None if it has neither."""
+    if isinstance(token_ids := choice.get("token_ids"), list):
+        return len(token_ids)
     logprobs = choice.get("logprobs")
     tokens = (logprobs.get("tokens") or logprobs.get("content")) if isinstance(logprobs, dict) else None
     return len(tokens) if isinstance(tokens, list) and tokens else None
 
 
 def _message(error_body: Any) -> str:
-    """Returns the message of an error in OpenAI's format (text or parsed JSON), else the beginning of the error."""
+    """Returns the message of an error in OpenAI's format, or the beginning of an error in another format."""
     try:
         value = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = value.get("error", value)

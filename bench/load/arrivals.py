@@ -1,4 +1,4 @@
-"""Makes the arrival times of requests in an open loop.  The times are seconds from the start of the loop."""
+"""Draws the arrival times of requests for an open loop, in which requests do not wait for earlier answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAWS = ("poisson", "constant", "gamma")
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Holds the request rate and the distribution of the gaps.  Raises `ValueError` on impossible values."""
+    """Holds the request rate and the distribution of the gaps between requests.  Raises `ValueError` on bad values."""
 
     rate: float
     """The requests per second; infinite if all requests arrive at once."""
@@ -30,8 +30,8 @@ class Arrivals:
             raise ValueError(f"burstiness: expected --arrivals gamma with it, got {self.law}")
 
     def offsets(self, count: int, random: np.random.Generator) -> list[float]:
-        """Draws random arrival times for `count` requests.  vLLM stretches the arrivals to `count / rate` seconds; this
-        function does not.  So the gaps keep their distribution, and the time of the last arrival is random."""
+        """Draws random arrival times for `count` requests, in seconds.  The last arrival time is random too.  vLLM
+        scales all times to end at `count / rate` seconds, which changes the distribution of the gaps."""
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":

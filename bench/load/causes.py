@@ -1,4 +1,4 @@
-"""Finds the causes of long gaps between two tokens, from the steps of our server in the gap (`GET /steps`)."""
+"""Finds the causes of long gaps between two tokens.  Uses the engine steps that our server reports (`GET /steps`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Trace
 
-LONG = 1.5
+LONG_GAP_RATIO = 1.5
 """A gap is long (a spike) if it exceeds this number multiplied by the median gap of its request."""
-KINDS = ("prefill", "preemption", "another process", "unknown")
+CAUSE_KINDS = ("prefill", "preemption", "another process", "unknown")
 """The words with which the text of a cause can begin."""
-WAITED = 0.05
+MAX_WAIT_SHARE = 0.05
 """If the threads of a step waited for a core during more than this share of it, another process is the cause."""
 
 
@@ -30,42 +30,42 @@ class Spike:
 
     @property
     def kind(self) -> str:
-        """Returns the kind of the cause, one of `KINDS`."""
-        return next(kind for kind in KINDS if self.cause.startswith(kind))
+        """Returns the kind of the cause, which is one of `CAUSE_KINDS`."""
+        return next(kind for kind in CAUSE_KINDS if self.cause.startswith(kind))
 
 
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Returns the server's steps with times of the client's clock.  The server's clock showed `now_s` when the client's
-    clock showed `half_s`, the middle of the request for the steps.
+    """Converts the times of the server's steps to the client's clock.  When the client's clock showed `half_s`, the
+    server's clock showed `now_s`.
 
-    If the two clocks differ by less than `round_trip_s`, they count as the same clock and nothing is shifted."""
-    shift = half_s - now_s
-    shift = 0.0 if abs(shift) <= round_trip_s else shift
-    return tuple({**step, "begin_s": step["begin_s"] + shift, "end_s": step["end_s"] + shift} for step in steps)
+    The times stay unchanged if the difference of the two clocks is at most `round_trip_s`."""
+    shift_s = half_s - now_s
+    shift_s = 0.0 if abs(shift_s) <= round_trip_s else shift_s
+    return tuple({**step, "begin_s": step["begin_s"] + shift_s, "end_s": step["end_s"] + shift_s} for step in steps)
 
 
 def spikes(trace: Trace) -> list[Spike]:
-    """Returns the long gaps of all answered requests.  The list is empty if the server does not report its steps."""
+    """Returns the long gaps between tokens in all answered requests, or nothing if the server reports no steps."""
     if trace.steps is None:
         return []
     gaps_found = list[Spike]()
     for request in trace.counted:
         for answer in token_steps(request)[0] if times_of(request) else ():
-            times = [time_s for time_s, _ in answer]
-            gaps = np.diff(times)
-            usual = float(np.median(gaps)) if len(gaps) else 0.0
-            for index in np.flatnonzero(gaps > LONG * usual):
-                begin_s, end = times[index], times[index + 1]
+            token_times = [time_s for time_s, _ in answer]
+            gaps = np.diff(token_times)
+            median_gap = float(np.median(gaps)) if len(gaps) else 0.0
+            for index in np.flatnonzero(gaps > LONG_GAP_RATIO * median_gap):
+                begin_s, end = token_times[index], token_times[index + 1]
                 gaps_found.append(Spike(request.index, begin_s, end, cause(begin_s, end, trace.steps)))
     return gaps_found
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the cause of a gap.  A preemption in the gap is the first candidate: the server may have preempted this
-    request and must then compute its prompt again.  The next candidates are the steps in the gap, the longest overlap
-    first."""
+    """Returns the cause of a gap between two tokens.  If there is a preemption in the gap, it counts as the cause.  The
+    server may have preempted this request, and must then compute its prompt again.  Otherwise the function examines the
+    steps in the gap, the step with the longest overlap first."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))
@@ -76,6 +76,6 @@ def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> s
     for step in steps_in_gap:
         if step["prompt_tokens"]:
             return f"prefill of {step['prompt_tokens']} tokens"
-        if (step["waited"] or 0.0) > WAITED:
+        if (step["waited"] or 0.0) > MAX_WAIT_SHARE:
             return "another process"
     return "unknown"

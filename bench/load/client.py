@@ -1,6 +1,6 @@
 """Sends requests, and stores the time and the bytes of each piece of an answer.  Nothing is parsed during a run.
 
-One event loop in one thread does all work.  All times are of `perf_counter`.
+One event loop in one thread does all work.  All times come from `perf_counter`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.load.http import Connection
 
 clock = time.perf_counter
-LEAD_S = 0.02
+START_DELAY_S = 0.02
 """The seconds from the start of a run to the time from which its arrivals are counted."""
 SPIN_S = 1.5e-3
 """The loop's timers are exact to a millisecond, so in these last seconds of a wait the loop spins without sleeping."""
-DEAD = 20
+MAX_SILENT_REQUESTS = 20
 """The number of failed requests in a row that ends a closed loop; a dead server would fail thousands per second."""
 
 
@@ -51,10 +51,9 @@ class Shot:
 
 @dataclass
 class Endpoint:
-    """Holds the address of the server, the path of its endpoint, and the open idle connections.
+    """Holds the address of the server, the URL path for requests, and the open idle connections.
 
-    Every request goes directly to the server.  The proxies of the environment are not used, because they would add time
-    to each answer."""
+    Requests do not use a proxy, because a proxy would add time to each answer."""
 
     url: str
     path: str
@@ -63,26 +62,26 @@ class Endpoint:
     idle: list[Connection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname or address.query or "@" in address.netloc:
             raise ValueError(f"url: expected http://HOST:PORT, got {self.url!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout: expected seconds above 0, got {self.timeout_s}")
-        self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
-        self.port = parts.port or (443 if self.ssl else 80)
-        self.base = parts.path.rstrip("/").removesuffix("/v1")
-        self.address = f"{parts.scheme}://{parts.netloc}{self.base}"
+        self.host, self.ssl = address.hostname, address.scheme == "https" or None
+        self.port = address.port or (443 if self.ssl else 80)
+        self.base = address.path.rstrip("/").removesuffix("/v1")
+        self.address = f"{address.scheme}://{address.netloc}{self.base}"
         self.key = f"Bearer {self.api_key}" if self.api_key else ""
         if not (self.key.isascii() and self.key.isprintable()):
             raise ValueError("api_key: expected printable characters of ASCII, got others")
         key = f"Authorization: {self.key}\r\n" if self.key else ""
         self.head = (
-            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}Accept: text/event-stream\r\n"
+            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {address.netloc}\r\n{key}Accept: text/event-stream\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
 
     async def send(self, shot: Shot) -> None:
-        """Sends `shot` and waits for the end of its answer.  A failure is stored in `shot.error`.
+        """Sends the request in `shot` and waits for the end of its answer.  Stores a failure in `shot.error`.
 
         If no connection is idle, a new connection is opened.  The time to open it counts as latency, because a user
         would wait for it too."""
@@ -94,11 +93,11 @@ class Endpoint:
                 shot.error = await connection.request(data, shot.pieces)
         except TimeoutError as error:
             # The system has another time limit for a connection; an error after it has a number.
-            limit = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
-            shot.error = f"no {'end' if connection else 'connection'} after {limit}"
+            limit_text = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
+            shot.error = f"no {'end' if connection else 'connection'} after {limit_text}"
         except OSError as error:
-            refused = isinstance(error, ConnectionRefusedError)
-            shot.error = "connection refused" if refused else f"no connection: {error.strerror or error}"
+            was_refused = isinstance(error, ConnectionRefusedError)
+            shot.error = "connection refused" if was_refused else f"no connection: {error.strerror or error}"
         shot.end_s = clock()
         if connection is None:
             return
@@ -114,8 +113,8 @@ class Endpoint:
         while self.idle:
             if (connection := self.idle.pop()).open:
                 return connection
-        loop = asyncio.get_running_loop()
-        return (await loop.create_connection(Connection, self.host, self.port, ssl=self.ssl))[1]
+        event_loop = asyncio.get_running_loop()
+        return (await event_loop.create_connection(Connection, self.host, self.port, ssl=self.ssl))[1]
 
     def close(self) -> None:
         """Closes the idle connections."""
@@ -124,16 +123,16 @@ class Endpoint:
         self.idle.clear()
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """Sends a GET request.  Returns the status, the parsed JSON (None if it is not JSON), and the time of `clock`
-        in the middle between sending and receiving.
+        """Sends a GET request.  Returns the HTTP status, the parsed JSON, and a time: the middle between sending and
+        receiving. The JSON is None if the answer is not JSON.
 
         Raises `ValueError` if no server answers."""
-        start_s, secure = clock(), self.ssl is not None
-        connection = (HTTPSConnection if secure else HTTPConnection)(self.host, self.port, timeout=10)
+        start_s, is_https = clock(), self.ssl is not None
+        connection = (HTTPSConnection if is_https else HTTPConnection)(self.host, self.port, timeout=10)
         try:
             connection.request("GET", self.base + path, headers={"Authorization": self.key} if self.key else {})
-            answer = connection.getresponse()
-            status, text = answer.status, answer.read()
+            response = connection.getresponse()
+            status, response_bytes = response.status, response.read()
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ValueError(f"url: expected a server at {self.address}, got {reason}") from error
@@ -141,7 +140,7 @@ class Endpoint:
             connection.close()
         middle_s = (start_s + clock()) / 2
         try:
-            return status, json.loads(text), middle_s
+            return status, json.loads(response_bytes), middle_s
         except ValueError:
             return status, None, middle_s
 
@@ -150,7 +149,7 @@ async def open_loop(
     target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
     """Sends each request at its scheduled time, even if earlier requests are slow or fail.  Returns the start time in
-    seconds; `offsets_s` count from this time.
+    seconds.  `offsets_s` holds the send times relative to this start.
 
     If `max_concurrency` requests are in flight, the next request waits in the client.  TTFT is measured from the
     scheduled time, so it includes this wait."""
@@ -159,12 +158,12 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if semaphore is None:
             return await target.send(shot)
-        waits = semaphore.locked()
+        must_wait = semaphore.locked()
         async with semaphore:
-            shot.free_s = clock() if waits else shot.free_s
+            shot.free_s = clock() if must_wait else shot.free_s
             return await target.send(shot)
 
-    begin_s, tasks = clock() + LEAD_S, []
+    begin_s, tasks = clock() + START_DELAY_S, []
     for shot, offset in zip(shots, offsets_s, strict=True):
         shot.scheduled_s = shot.free_s = begin_s + offset
         await _until(shot.scheduled_s)
@@ -185,30 +184,30 @@ async def closed_loop(
 ) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
-    A request is due when an earlier request has ended.  So the server sets the pace, and a slow server has no visible
-    queue.  The loop ends early if too many requests in a row get no answer (`DEAD`).  The last failed request then says
-    so."""
-    begin_s, remaining_shots, sent, silent = clock(), iter(shots), list[Shot](), 0
+    A new request is sent when an earlier request ends.  So the server sets the pace, and a slow server has no visible
+    queue.  The loop ends early after 20 requests in a row without an answer.  The error of the last request then says
+    this."""
+    begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
         nonlocal silent
         for shot in remaining_shots:
             shot.scheduled_s = shot.free_s = clock()
-            if silent >= DEAD or (duration_s is not None and shot.scheduled_s > begin_s + duration_s):
+            if silent >= MAX_SILENT_REQUESTS or (duration_s is not None and shot.scheduled_s > begin_s + duration_s):
                 return
-            sent.append(shot)
+            sent_shots.append(shot)
             await target.send(shot)
             silent = 0 if shot.status else silent + 1
-            if silent == DEAD:
-                shot.error += f"; the {DEAD}th in a row without an answer, so that the run ended"
+            if silent == MAX_SILENT_REQUESTS:
+                shot.error += f"; the {MAX_SILENT_REQUESTS}th in a row without an answer, so that the run ended"
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
-    return begin_s, sent
+    return begin_s, sent_shots
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Switches garbage collection off, because one collection would stop every stream for milliseconds."""
+    """Switches garbage collection off in a `with` block.  A collection would stop all streams for milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -220,5 +219,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a request's body.  The bodies are made before the run."""
+    """Returns the JSON bytes of a request's body.  The bodies are made before the run."""
     return json.dumps(fields, separators=(",", ":")).encode()

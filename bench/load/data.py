@@ -1,4 +1,4 @@
-"""Makes the content of requests: prompts and answer lengths, all from one random seed."""
+"""Makes prompts and the lengths of answers for requests, from one random seed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KINDS = ("random", "sharegpt", "prefix")
+DATA_KINDS = ("random", "sharegpt", "prefix")
 # ShareGPT's mean lengths by vLLM's paper (arXiv 2309.06180, figure 11).  The figure gives no number for the spread: the
 # sigmas are our choice, with which 1% of the prompts pass 1,024 tokens.  The bounds are those of vLLM's and SGLang's
 # loaders.
 SHAREGPT_MEANS = (161.31, 337.99)
 SHAREGPT_SIGMAS = (1.0, 0.8)
-SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
+MIN_TOKENS, MAX_PROMPT_TOKENS, MAX_TOKENS = 4, 1024, 2048
 # Short and frequent words: with a blank before it, each word is one token of most vocabularies.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -25,7 +25,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """Holds the content of one request."""
+    """Holds one prompt and the requested length of its answer."""
 
     content: str | list[int]
     """The text, or the token ids."""
@@ -36,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Data:
-    """Makes prompts of the given lengths.  Raises `ValueError` on a length below 1."""
+    """Makes prompts with the given lengths.  Raises `ValueError` on a length below 1."""
 
     kind: str = "random"
     input_len: tuple[int, int] = (128, 128)
@@ -49,8 +49,8 @@ class Data:
     """The range of random token ids: below most special tokens, and within any vocabulary.  None for text."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"data: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.kind not in DATA_KINDS:
+            raise ValueError(f"data: expected one of {', '.join(DATA_KINDS)}, got {self.kind!r}")
         for name in ("input_len", "output_len", "ids"):
             low, high = getattr(self, name) or (1, 1)
             if not (name == "ids" or low >= 1) or not 0 <= low <= high:
@@ -60,18 +60,18 @@ class Data:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def prompts(self, seed: int) -> Iterator[Prompt]:
-        """Yields an endless sequence of prompts, drawn with `seed`."""
-        random = np.random.default_rng(seed)
-        prefixes = [self._content(self.prefix_len, random) for _ in range(self.groups if self.kind == "prefix" else 0)]
+        """Yields prompts without end, drawn at random with `seed`."""
+        rng = np.random.default_rng(seed)
+        prefixes = [self._content(self.prefix_len, rng) for _ in range(self.groups if self.kind == "prefix" else 0)]
         while True:
-            tokens, answer = self._lengths(random)
-            content = self._content(tokens, random)
+            tokens, answer_tokens = self._lengths(rng)
+            content = self._content(tokens, rng)
             if prefixes:
-                content = prefixes[random.integers(self.groups)] + content
+                content = prefixes[rng.integers(self.groups)] + content
             if self.ids is None:
-                yield Prompt(" ".join(WORDS[index] for index in content), None, answer)
+                yield Prompt(" ".join(WORDS[index] for index in content), None, answer_tokens)
             else:
-                yield Prompt(content, len(content), answer)
+                yield Prompt(content, len(content), answer_tokens)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
         """Returns random token ids, or random indices of words in `WORDS`."""
@@ -87,5 +87,5 @@ class Data:
                 int(random.lognormal(math.log(mean) - sigma**2 / 2, sigma))
                 for mean, sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
             )
-            if min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST:
+            if min(prompt, answer) >= MIN_TOKENS and prompt <= MAX_PROMPT_TOKENS and prompt + answer <= MAX_TOKENS:
                 return prompt, answer

@@ -1,8 +1,8 @@
-"""Implements the part of HTTP/1.1 that a timed request needs: sends the request, and times each piece of the answer.
+"""Implements a small part of HTTP/1.1: sends a request, and takes the arrival time of each piece of the answer.
 
-aiohttp costs tens of microseconds per piece, and all streams of a batch get a token at once.  So the last of 64 pieces
-would be read milliseconds late.  This code first reads all ready sockets and takes the times.  It parses the bytes
-afterwards.
+aiohttp needs tens of microseconds per piece, and all streams of a batch get a token at the same time.  So aiohttp would
+read the last of 64 pieces milliseconds too late.  This code first reads all ready sockets and takes the times.  It
+parses the bytes afterwards.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import cast
 from rooflab.bench.base.system_time import time
 
 clock = time.perf_counter
-BLANK = b"\r\n\r\n"
-DROPPED = "connection dropped"
-MOST_HEAD = 1 << 16
+HEAD_END = b"\r\n\r\n"
+DROPPED_ERROR = "connection dropped"
+MAX_HEAD_BYTES = 1 << 16
 """The most bytes of an answer's head, and of a chunk's size line: a longer text would be joined again at each piece."""
 
 
 class Framing:
-    """Parses an HTTP answer from pieces of any size, returns the body's bytes, and detects the end of the answer."""
+    """Parses an HTTP answer that arrives in pieces.  Extracts the body, and detects the end of the answer."""
 
     def __init__(self) -> None:
         self.status, self.whole, self.keep, self.content_type = 0, False, True, ""
@@ -29,10 +29,10 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the bytes of the body in `data` and in earlier unparsed bytes.  Raises `ValueError` if they are not
-        HTTP/1.1.
+        """Parses `data` together with earlier unparsed bytes, and returns the bytes of the body.  Raises `ValueError`
+        if they are not HTTP/1.1.
 
-        If more bytes follow the complete answer, the connection is closed, because the bytes may belong to another
+        If more bytes follow the complete answer, the connection is not used again.  These bytes may belong to another
         answer."""
         if self.whole:
             self.keep = False
@@ -40,10 +40,10 @@ class Framing:
         data = self._rest + data
         self._rest = b""
         while self._head:  # a head with status 1xx, such as 103, comes before the answer's head
-            head, blank, data = data.partition(BLANK)
-            if len(head) > MOST_HEAD:
-                raise ValueError(f"answer: expected a head of at most {MOST_HEAD} bytes, got more")
-            if not blank:
+            head, head_end, data = data.partition(HEAD_END)
+            if len(head) > MAX_HEAD_BYTES:
+                raise ValueError(f"answer: expected a head of at most {MAX_HEAD_BYTES} bytes, got more")
+            if not head_end:
                 self._rest = head
                 return b""
             self._read_head(head)
@@ -56,38 +56,38 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Returns whether the answer is complete.  It is called when the server closes the connection."""
+        """Returns whether the answer is complete at the time when the server closes the connection."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
-        first, *rows = head.decode("latin-1").split("\r\n")
-        version, _, status = first.partition(" ")
+        status_line, *rows = head.decode("latin-1").split("\r\n")
+        version, _, status = status_line.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
-            raise ValueError(f"answer: expected HTTP/1.1, got {first[:40]!r}")
-        if 100 <= (code := int(status[:3])) < 200:
+            raise ValueError(f"answer: expected HTTP/1.1, got {status_line[:40]!r}")
+        if 100 <= (status_code := int(status[:3])) < 200:
             return
         fields = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
-        self._head, self.status = False, code
+        self._head, self.status = False, status_code
         self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        length = "0" if self._chunked or code in (204, 304) else fields.get("content-length")
+        length = "0" if self._chunked or status_code in (204, 304) else fields.get("content-length")
         self._endless = length is None
         self._left = 0 if length is None else _number("a content length", length, 10)
         self.content_type = fields.get("content-type", "").partition(";")[0].strip().lower()
         self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """Returns the content of HTTP chunks.  `_left` counts the remaining bytes of the current chunk."""
+        """Returns the content of the HTTP chunks in `data`.  `_left` counts the missing bytes of the current chunk."""
         body = b""
         offset = 0
         while offset < len(data):
             if not self._left:
                 line = data.find(b"\r\n", offset)
-                if line < 0 and len(data) - offset <= MOST_HEAD:
+                if line < 0 and len(data) - offset <= MAX_HEAD_BYTES:
                     break
                 size = _number("a chunk's size", data[offset:line].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # after the last chunk there may be fields, then an empty line
-                    if (end := data.find(BLANK, line)) >= 0:
-                        self.whole, offset = True, end + len(BLANK)
+                    if (end := data.find(HEAD_END, line)) >= 0:
+                        self.whole, offset = True, end + len(HEAD_END)
                         self.keep = self.keep and offset == len(data)
                     break
                 self._left, offset = size + 2, line + 2
@@ -103,7 +103,7 @@ class Framing:
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Parses a number that has only digits.  Python's `int` would also accept a sign, blanks and underscores."""
+    """Converts a text of digits to a number.  Python's `int` would also accept a sign, blanks and underscores."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)
@@ -120,20 +120,20 @@ class Connection(asyncio.Protocol):
         self.framing, self.open = Framing(), True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Stores `transport`, through which the connection sends bytes."""
+        """Stores `transport`, which later sends the bytes of requests."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data` and appends the body to `pieces`.  The future's result is the error, or an empty string."""
+        """Sends `data` and appends the answer's body to `pieces`.  The returned future gives an error text or ""."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)
         else:  # the server closed the connection as soon as it was open
-            self._end(DROPPED)
+            self._end(DROPPED_ERROR)
         return self._done
 
     def data_received(self, data: bytes) -> None:
-        """Stores `data` with the present time.  It is parsed later, after all other ready sockets were read."""
+        """Stores `data` and its arrival time.  The bytes are parsed after all other ready sockets were read."""
         self._pending.append((clock(), data))
         if len(self._pending) == 1:
             self._loop.call_soon(self._progress)
@@ -142,10 +142,10 @@ class Connection(asyncio.Protocol):
         """Ends the current request, because the connection was closed."""
         self.open = False
         self._progress()
-        self._end("" if self.framing.ended() else DROPPED)
+        self._end("" if self.framing.ended() else DROPPED_ERROR)
 
     def close(self) -> None:
-        """Ends the connection at once."""
+        """Closes the connection immediately."""
         self.open = False
         self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""Measures the engine inside this process with the metrics of a load run, to find the cost of the server."""
+"""Measures the engine without a server, with the metrics of a load test, to find the cost of the server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs one batch of requests that all arrive at once.  Writes a record to the folder `out` if it is given.
+    """Runs one batch of requests that all arrive at once.  If `out` is given, writes the result to this folder.
 
-    `sizes` holds three numbers under the names of the command's options: the tokens of a prompt, the tokens of an
-    answer, and the requests.  Raises `ValueError` on sizes below 1, and on sizes that the model cannot serve."""
+    `sizes` holds three numbers by option name: the tokens of a prompt, the tokens of an answer, and the requests.
+    Raises `ValueError` if a size is below 1, or if the model cannot serve these sizes."""
     for option, value in sizes.items():
         if value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
@@ -25,11 +25,11 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
     llm = LLM(**{**options, "max_num_seqs": count})
     # The measured prompts differ from those of the warm-up, because the prefix cache may hold the latter.
     warm_up(llm, input_len)
-    draw = random.Random(options["seed"] + 1)
-    prompts = [draw.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]
-    run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
+    generator = random.Random(options["seed"] + 1)
+    prompts = [generator.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]
+    batch_run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:
         writer = RunWriter(out)
-        writer.write(engine_record(llm, run, "latency", sizes, writer.run_id))
+        writer.write(engine_record(llm, batch_run, "latency", sizes, writer.run_id))
     settings = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
-    return {**settings, "status": run.status, "reason": run.reason, **asdict(run.summary)}
+    return {**settings, "status": batch_run.status, "reason": batch_run.reason, **asdict(batch_run.summary)}

@@ -1,4 +1,4 @@
-"""Draws pictures of a load run: latency against rate, latency against throughput, and a timeline of requests."""
+"""Draws pictures of load runs: latency against request rate, latency against throughput, and a timeline of requests."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Patch
 
-from rooflab.bench.load.causes import KINDS, spikes
+from rooflab.bench.load.causes import CAUSE_KINDS, spikes
 from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Request, Trace
 from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ_COLOUR, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import with_own_settings
 
-QUEUE, WAIT, STREAM = PALE, WRITTEN, READ_COLOUR
-SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
+QUEUE_COLOUR, WAIT, STREAM = PALE, WRITTEN, READ_COLOUR
+SPIKE_COLOURS = dict(zip(CAUSE_KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """By cause of a long gap, its colour."""
 SHOWN_REQUESTS = 40
 """The most requests that a waterfall shows."""
-CLOSEST = 600
+MAX_TOKEN_MARKS = 600
 """Tokens are marked if their median gap is at least the width divided by this; closer marks would hide the bar."""
 Summary = Mapping[str, float]
 
 
 @with_own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
-    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second.  With `frontier`, also writes
-    `frontier.png`: TTFT and ITL against the measured throughput.  Each point of it is labelled with the offered rate.
-    """
+    """Draws TTFT and ITL against the offered rate in requests per second, as `rates.png`.  With `frontier`, draws them
+    against the measured throughput instead, as `frontier.png`.  Each point is then labelled with its offered rate."""
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
@@ -66,7 +65,7 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
 
 @with_own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
-    """Draws a timeline of the requests in the middle of the run: the waiting time and the tokens of each request."""
+    """Draws a timeline of requests from the middle of the run: the waiting time and the tokens of each request."""
     requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
     first_index = max(0, (len(requests) - SHOWN_REQUESTS) // 2)
     requests = requests[first_index : first_index + SHOWN_REQUESTS]
@@ -74,28 +73,28 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     figure = new_figure(9.6, 1.9 + 0.17 * max(8, len(requests)))
     figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
     axes = figure.subplots()
-    zero = min((request.scheduled_s for request in requests), default=0.0)
+    start_s = min((request.scheduled_s for request in requests), default=0.0)
     shown_spikes = [spike for spike in spikes(trace) if spike.request in rows]
-    width = max((request.end_s or zero for request in requests), default=zero) - zero
+    width = max((request.end_s or start_s for request in requests), default=start_s) - start_s
     gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
-    marks = bool(gaps) and float(np.median(gaps)) / 1e3 * CLOSEST > width
+    shows_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > width
     for request in requests:
-        _row(axes, rows[request.index], request, zero, marks)
+        _row(axes, rows[request.index], request, start_s, shows_marks)
     for spike in shown_spikes:
-        row, left_s, long = rows[spike.request], spike.begin_s - zero, spike.end_s - spike.begin_s
-        axes.barh(row, long, left=left_s, height=0.7, color=SPIKES[spike.kind], linewidth=0)
+        row, bar_left_s, long = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
+        axes.barh(row, long, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
         if spike.kind == "prefill" and long > 0.025 * width:  # room for the tokens
             axes.text(
-                left_s + long / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
+                bar_left_s + long / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
-    labels = (
-        (QUEUE, "queue on the client"),
+    legend_labels = (
+        (QUEUE_COLOUR, "queue on the client"),
         (WAIT, "waiting for the first token"),
-        (STREAM, f"tokens{', white: each' if marks else ''}"),
+        (STREAM, f"tokens{', white: each' if shows_marks else ''}"),
     )
-    patches = [Patch(color=colour, label=label) for colour, label in labels]
-    kinds = [kind for kind in KINDS if any(spike.kind == kind for spike in shown_spikes)]
-    patches += [Patch(color=SPIKES[kind], label=f"long gap: {kind}") for kind in kinds]
+    patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
+    spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in shown_spikes)]
+    patches += [Patch(color=SPIKE_COLOURS[kind], label=f"long gap: {kind}") for kind in spike_kinds]
     axes.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)
     axes.set_yticks(range(0, len(requests), 5), [str(requests[row].index) for row in range(0, len(requests), 5)])
@@ -103,9 +102,9 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     axes.set_xlabel("seconds from the first of these arrivals", fontsize=9)
     axes.set_ylabel("request", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    spiky = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
+    notes = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
     note(
-        figure, [f"{len(requests)} of {len(trace.counted)} requests. {spiky if trace.steps is not None else ''}", about]
+        figure, [f"{len(requests)} of {len(trace.counted)} requests. {notes if trace.steps is not None else ''}", about]
     )
     return save(figure, folder / f"{name}.png")
 
@@ -113,9 +112,13 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
 def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> None:
     times = sorted(time_s for answer in token_steps(request)[0] for time_s, _ in answer)
     end = request.end_s or request.sent_s
-    first, last = (times[0], times[-1]) if times and not request.error else (end, end)
-    spans = [(request.scheduled_s, request.sent_s, QUEUE), (request.sent_s, first, WAIT), (first, last, STREAM)]
-    for begin_s, end_s, colour in spans:
+    start, last_token_s = (times[0], times[-1]) if times and not request.error else (end, end)
+    bars = [
+        (request.scheduled_s, request.sent_s, QUEUE_COLOUR),
+        (request.sent_s, start, WAIT),
+        (start, last_token_s, STREAM),
+    ]
+    for begin_s, end_s, colour in bars:
         axes.barh(place, end_s - begin_s, left=begin_s - zero, height=0.7, color=colour, linewidth=0)
     if request.error:
         axes.text(end - zero, place, " failed", fontsize=7, va="center", color=LOST)

@@ -1,4 +1,4 @@
-"""Makes the results of a load run: its record, its exit status and the path of its trace."""
+"""Makes the results of a load run: its record (one JSON line), its exit status and the path of its trace file."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from rooflab.bench.load.trace import Trace
 
 
 def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
-    """Makes the record of a load run.  The environment in the record is that of the client, not of the server."""
-    metrics, fault, unsure = summarize(trace, limits), broken(trace), noise(trace)
-    answered = metrics["requests"] > metrics["failed"]
-    status: Status = "RUNTIME_ERROR" if fault else "NOISY" if unsure else "OK"
-    goodput = {f"goodput_{name}_ms": limit for name, limit in limits.items()}
+    """Makes the record of a load run.  The record describes the client's machine, not the server's machine."""
+    metrics, failure_reason, noise_reason = summarize(trace, limits), broken(trace), noise(trace)
+    any_answered = metrics["requests"] > metrics["failed"]
+    status: Status = "RUNTIME_ERROR" if failure_reason else "NOISY" if noise_reason else "OK"
+    goodput_limits = {f"goodput_{name}_ms": limit for name, limit in limits.items()}
     case = {name: value for name, value in trace.case.items() if name != "seed"}
     return Record(
         kind="engine",
         run_id=run_id,
         status=status,
-        reason=fault or unsure,
+        reason=failure_reason or noise_reason,
         **Environment.now().record_fields(),
         case_id="load",
-        case={**case, **goodput},
+        case={**case, **goodput_limits},
         seed=trace.case.get("seed"),
-        basis="measured" if answered else "bound",
+        basis="measured" if any_answered else "bound",
         timer="perf_counter",
         metrics=metrics,
     )
 
 
 def exit_status(trace: Trace) -> str:
-    """Returns the exit status of the load run: OK, NOISY, or RUNTIME_ERROR if a request failed."""
+    """Returns the exit status of a load run: OK, NOISY, or RUNTIME_ERROR if a request failed."""
     return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """Returns the path of the trace: `trace.ndjson`, or `trace-<rate>.ndjson` if the command runs several rates."""
+    """Returns the path of a trace file: `trace.ndjson`, or `trace-<rate>.ndjson` if the command tests several rates."""
     return folder / (f"trace-{name}.ndjson" if name else "trace.ndjson")

@@ -1,4 +1,4 @@
-"""Runs the warm-up and the load, and returns the trace of the load."""
+"""Sends the warm-up requests and the measured requests.  Returns the trace (times of all requests and tokens)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rooflab.bench.load.client import Endpoint, Shot, body_of, clock, closed_loo
 from rooflab.bench.load.data import Data, Prompt
 from rooflab.bench.load.trace import Trace, phased
 
-PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-READY = 4
+ENDPOINT_PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+READY_FACTOR = 4
 """Before a closed loop with a duration, this many times the prompts are made that the warm-up's pace would need."""
-MOST_READY = 100_000
+MAX_READY_REQUESTS = 100_000
 WARMUP_SEED = 2**63
 """Added to the seed of the warm-up, so that the warm-up does not put the run's first prompt into the prefix cache."""
 T = TypeVar("T")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Holds the requests of a run and their send times.  Raises `ValueError` if two options contradict."""
+    """Holds the settings of a load run.  Raises `ValueError` if two settings contradict."""
 
     arrivals: Arrivals | None = None
     """The law of the arrivals of an open loop; None for a closed loop."""
@@ -63,8 +63,8 @@ class Plan:
             raise ValueError(f"duration: expected seconds above 0, got {self.duration_s}")
         if not 0 <= self.warmup_s < (self.duration_s or math.inf):
             raise ValueError(f"warmup_seconds: expected at least 0 and less than the duration, got {self.warmup_s}")
-        if self.endpoint not in PATHS:
-            raise ValueError(f"endpoint: expected one of {', '.join(PATHS)}, got {self.endpoint!r}")
+        if self.endpoint not in ENDPOINT_PATHS:
+            raise ValueError(f"endpoint: expected one of {', '.join(ENDPOINT_PATHS)}, got {self.endpoint!r}")
         if self.endpoint == "chat" and self.data.ids is not None:
             raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
         if self.arrivals is None and self.max_concurrency is not None:
@@ -73,20 +73,20 @@ class Plan:
             raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
-        """Returns the arrival times of the open loop's requests, in seconds from the start of the loop."""
+        """Returns the send times of the open loop's requests, in seconds from the start of the loop."""
         assert self.arrivals is not None, "of an open loop"
-        random = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.seed)
         if self.duration_s is None:
-            return self.arrivals.offsets(self.num_prompts, random)
+            return self.arrivals.offsets(self.num_prompts, generator)
         expected = self.arrivals.rate * self.duration_s
         count = math.ceil(expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)  # fills the duration
-        return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
+        return [offset for offset in self.arrivals.offsets(count, generator) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
-        """Yields the requests of the run in an endless sequence, drawn with `seed`."""
-        answers = count if type(count := self.extra.get("n")) is int else 1
+        """Yields requests without end, drawn at random with `seed`."""
+        num_answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
-            yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
+            yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, num_answers * prompt.output_tokens)
 
     def warm_ups(self) -> Iterator[Shot]:
         """Yields the requests of the warm-up."""
@@ -96,13 +96,13 @@ class Plan:
         prompt_field: dict[str, Any] = {"prompt": prompt.content}
         if self.endpoint == "chat":
             prompt_field = {"messages": [{"role": "user", "content": prompt.content}]}
-        running = {"continuous_usage_stats": True} if self.running_usage else {}
-        fixed = {"stream": True, "stream_options": {"include_usage": True, **running}}
+        usage_options = {"continuous_usage_stats": True} if self.running_usage else {}
+        stream = {"stream": True, "stream_options": {"include_usage": True, **usage_options}}
         eos = {"ignore_eos": True} if self.ignore_eos else {}
-        return {"model": self.model, **prompt_field, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
+        return {"model": self.model, **prompt_field, "max_tokens": prompt.output_tokens, **stream, **eos, **self.extra}
 
     def case(self) -> dict[str, Any]:
-        """Returns the settings of the run for a record, without the address of the server."""
+        """Returns the settings of this load run for its record.  The address of the server is not included."""
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
         case: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
@@ -123,7 +123,7 @@ class Plan:
 
 
 def first_model(target: Endpoint) -> str:
-    """Returns the first model in the server's list of models.  Raises `ValueError` if the list has no model."""
+    """Returns the name of the first model in the server's list.  Raises `ValueError` if the list has no model."""
     status, value, _ = target.get("/v1/models")
     try:
         return str(value["data"][0]["id"])
@@ -133,19 +133,19 @@ def first_model(target: Endpoint) -> str:
 
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load that `plan` describes.  Raises `ValueError` if the server refuses the first warm-up request."""
-    plan, pace = _run(_warm_up(target, plan))
+    plan, tokens_per_s = _run(_warm_up(target, plan))
     warmup_bodies = {shot.body for shot in plan.warm_ups()}
     with undisturbed():
-        begin_s, shots, unready = _run(_load(target, plan, pace))
-    last = max((shot.scheduled_s for shot in shots), default=begin_s)
-    requests = phased([read_answer(shot) for shot in shots], begin_s + plan.warmup_s, last)
-    repeated = len(shots) - len({shot.body for shot in shots} - warmup_bodies)
+        begin_s, shots, num_unready = _run(_load(target, plan, tokens_per_s))
+    last_arrival_s = max((shot.scheduled_s for shot in shots), default=begin_s)
+    requests = phased([read_answer(shot) for shot in shots], begin_s + plan.warmup_s, last_arrival_s)
+    num_repeated = len(shots) - len({shot.body for shot in shots} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin_s, plan.warmup_s, last, requests, case, steps_of(target), unready, repeated)
+    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, num_repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
-    """Returns our server's steps in the client's time.  Returns None for a server without `GET /steps`."""
+    """Returns the engine steps that our server reports, in the client's time, or None for any other server."""
     start_s = clock()
     try:
         status, value, middle_s = target.get("/steps")
@@ -159,7 +159,7 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
     """Sends the warm-up requests.  Returns the plan without refused fields, and tokens/s of the fastest answer."""
-    pace = 0.0
+    tokens_per_s = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
         await target.send(shot)
@@ -171,28 +171,28 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
             hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
             raise ValueError(f"url: expected an answer to the first request, got {answer.error}{hint}")
         if answer.end_s and not answer.error:
-            pace = max(pace, shot.output_tokens / (answer.end_s - answer.sent_s))
+            tokens_per_s = max(tokens_per_s, shot.output_tokens / (answer.end_s - answer.sent_s))
     target.close()  # the connections belong to this event loop
-    return plan, pace
+    return plan, tokens_per_s
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns its start time, its requests, and the number of requests made while it ran."""
+    """Runs the load.  Returns the start time, the requests, and how many requests were made during the run."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
-        ready = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
-        missing_tokens = READY * plan.concurrency * pace * (plan.duration_s or 0.0)
-        while missing_tokens > 0 and len(ready) < MOST_READY:
-            ready.append(next(shots))
-            missing_tokens -= ready[-1].output_tokens
-        to_send = iter(ready) if plan.duration_s is None else chain(ready, shots)
-        begin_s, sent = await closed_loop(target, to_send, plan.concurrency, plan.duration_s)
+        ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
+        missing_tokens = READY_FACTOR * plan.concurrency * pace * (plan.duration_s or 0.0)
+        while missing_tokens > 0 and len(ready_shots) < MAX_READY_REQUESTS:
+            ready_shots.append(next(shots))
+            missing_tokens -= ready_shots[-1].output_tokens
+        shots_to_send = iter(ready_shots) if plan.duration_s is None else chain(ready_shots, shots)
+        begin_s, sent_shots = await closed_loop(target, shots_to_send, plan.concurrency, plan.duration_s)
     else:
         offsets = plan.offsets()
-        sent = ready = list(islice(shots, len(offsets)))
-        begin_s = await open_loop(target, sent, offsets, plan.max_concurrency)
+        sent_shots = ready_shots = list(islice(shots, len(offsets)))
+        begin_s = await open_loop(target, sent_shots, offsets, plan.max_concurrency)
     target.close()
-    return begin_s, sent, max(0, len(sent) - len(ready))
+    return begin_s, sent_shots, max(0, len(sent_shots) - len(ready_shots))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -1,8 +1,8 @@
-"""Defines the trace of a run: the times when each request was due, sent and answered, for each chunk.  Plots and
-metrics are made from the trace.
+"""Defines the trace of a load run: the times of each request and of each chunk of its answer.  Plots and metrics are
+made from the trace.
 
-A trace is a file of JSON lines: the first line describes the run, and each further line describes a request.  The file
-name ends with `.ndjson`, because a report reads every `.jsonl` file below its folders as records.
+A trace file has JSON lines.  The first line describes the run, and each further line describes a request.  The file
+name ends with `.ndjson`, because a report reads every `.jsonl` file in its folders as records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Phase = Literal["warm-up", "measured", "cool-down"]
 
 
 class StreamEvent(NamedTuple):
-    """Describes one event of a stream that carries data."""
+    """Describes one event with data in the stream of an answer."""
 
     time_s: float
     kind: str
@@ -33,7 +33,7 @@ class StreamEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Describes one request.  All times are of `perf_counter`, in seconds."""
+    """Describes one request of a trace.  All times come from `perf_counter`, in seconds."""
 
     index: int
     scheduled_s: float
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Trace:
-    """Holds the trace of a run, with its requests."""
+    """Holds the trace of a load run: its settings, its requests and the server's steps."""
 
     begin_s: float
     """The time from which the arrivals are counted."""
@@ -76,11 +76,11 @@ class Trace:
 
     @property
     def counted(self) -> list[Request]:
-        """Returns all requests except those of the warm-up."""
+        """Returns the requests that the metrics count: all requests except the warm-up."""
         return [request for request in self.requests if request.phase != "warm-up"]
 
     def save(self, path: Path) -> Path:
-        """Writes the trace and returns its path."""
+        """Writes the trace to a file and returns its path."""
         head = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
         lines = [{"trace": 1, **head}, *(plain(asdict(request)) for request in self.requests)]
         return write_whole(
@@ -89,7 +89,7 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """Reads a trace file, or the newest trace in a folder.  Raises `ValueError` if there is no such file."""
+    """Reads a trace file, or the newest trace file in a folder.  Raises `ValueError` if there is no such file."""
     files = sorted(path.rglob("trace*.ndjson"), key=lambda file: file.stat().st_mtime) or [path]
     if not (path := files[-1]).is_file():
         raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")
@@ -105,7 +105,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
-    """Returns the requests, each with its phase: warm-up, measured or cool-down."""
+    """Returns the requests with their phases: warm-up, measured or cool-down."""
 
     def phase(request: Request) -> Phase:
         if request.scheduled_s < warmup_until_s:

@@ -1,1 +1,1 @@
-"""Contains the pytest plugin.  Every pytest run loads `plugin.py`, which imports other modules only for benchmarks."""
+"""Contains the pytest plugin.  Every pytest run loads `plugin.py`; it imports more modules only for benchmarks."""

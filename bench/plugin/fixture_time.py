@@ -1,4 +1,4 @@
-"""Measures time samples, device activity and the fraction of the roofline for the fixture `kernel_benchmark`."""
+"""Measures a function for the pytest fixture `kernel_benchmark`: its time, and its fraction of the roofline."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rooflab.roofline.model import Cost
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
-    """Times a function that passed its check, on several copies of its arguments.  Returns the record.
+    """Times a function that passed its check, with several copies of its arguments.  Returns the record.
 
-    The record is INCORRECT if a result of the timed calls is wrong.  It is also INCORRECT if one more call after timing
-    gives a wrong result.  If the function changes its inputs, the results of the timed calls are not checked."""
+    The status of the record is INCORRECT if a timed call gives a wrong result.  This also holds for one more call after
+    timing.  If the function changes its inputs, the results of the timed calls are not checked."""
     op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
@@ -32,12 +32,12 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
 
 
 def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
-    """Returns JSON values that are stored next to pytest-benchmark's statistics.  `record.unpack_samples` reads
+    """Returns JSON values that pytest-benchmark stores next to its statistics.  `record.unpack_samples` reads the value
     `samples`.
 
     An A/B comparison needs only these values: every sample in time order, the method, the machine, and the clocks."""
     environment = record.environment
-    info: dict[str, Any] = {
+    benchmark_info: dict[str, Any] = {
         "device": environment["gpu"]["name"] if record.device == "cuda" else environment["cpu"],
         "device_type": record.device,
         "machine_key": environment["machine_key"],
@@ -50,16 +50,16 @@ def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
         "activity_hash": record.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
     }
-    info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
+    benchmark_info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
     if cost is None or record.flops_per_s is None:
-        return info
-    info |= {"flops": record.flops, "bytes": record.least_bytes}
-    info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
+        return benchmark_info
+    benchmark_info |= {"flops": record.flops, "bytes": record.least_bytes}
+    benchmark_info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
     if record.intensity is not None:
-        info["intensity_flop_per_byte"] = record.intensity
+        benchmark_info["intensity_flop_per_byte"] = record.intensity
     if record.ceilings is None or record.bound_ms is None:
-        return info | {"roof": "unknown: no rates of this device are known, or none of these dtypes"}
-    info |= {"limiter": record.limiter, "bound_s": record.bound_ms / 1e3, "ceilings": record.ceilings}
+        return benchmark_info | {"roof": "unknown: no rates of this device are known, or none of these dtypes"}
+    benchmark_info |= {"limiter": record.limiter, "bound_s": record.bound_ms / 1e3, "ceilings": record.ceilings}
     if record.bound_fraction is None:
-        return info | {"roof": f"NOISY: {record.ceilings['noise']}"}
-    return info | {f"fraction_of_{record.ceilings['kind']}_roof": record.bound_fraction}
+        return benchmark_info | {"roof": f"NOISY: {record.ceilings['noise']}"}
+    return benchmark_info | {f"fraction_of_{record.ceilings['kind']}_roof": record.bound_fraction}

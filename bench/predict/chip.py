@@ -1,32 +1,32 @@
 """Models one Hopper SM: the rates of its pipes, the latencies of its instructions, and a simple in-order simulation.
 
-Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes
-per clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16
-special functions, 32 lanes of shuffles and of loads and stores; each of four schedulers issues one instruction per
-clock.  Shared memory and L1 move 128 bytes per clock (same guide).  The rate of Hopper's L2 for all SMs together is not
-published.  The A100 has 5,120 bytes per clock with 40 MB (NVIDIA A100 whitepaper).  The model scales this rate in
-proportion to 50 MB.  The unscaled rate would be too low: ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per
-clock at the boost clock.  This kernel uses tiles of 128 x 256 that no other SM shares.
+The rates are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability
+9.0.  In lanes per clock and SM they are: 128 for multiply-adds in fp32 or packed 16-bit; 64 for integer, logic, compare
+and conversion operations; 16 for special functions; 32 for shuffles, loads and stores.  Each of the four schedulers
+issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).  NVIDIA does not publish
+the rate of Hopper's L2 for all SMs together.  The A100 has 5,120 bytes per clock with 40 MB of L2 (NVIDIA A100
+whitepaper).  The model scales this rate in proportion to Hopper's 50 MB.  The unscaled rate would be too low:
+ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (128 x 256 tiles, not shared).
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
 cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
-Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants (an H100 80GB HBM3, a report
-of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).  For HBM at
-random addresses these sources give 834 and 690.  A kernel's loads are mostly sequential, and hit open rows and pages.
-So the model uses 500, which is fitted to published times of public attention kernels (`public.py`).  The fit lowers
-their median error from 46% to 27%; 400 gives 26%.  Only one of these kernels depends on it (`results/published`).
-Arithmetic takes 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018). mma.sync
-m16n8k16 takes 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions (20) and
-shuffles (24) are assumptions without a published source.
+The latencies of memory, in clocks, come from pointer chasing: 30 for shared memory, 21 for constants (an H100 80GB
+HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).
+For HBM at random addresses these sources give 834 and 690.  A kernel's loads are mostly sequential, and hit open rows
+and pages.  So the model uses 500.  This value is fitted to published times of public attention kernels (`public.py`).
+The fit lowers their median error from 46% to 27%; a value of 400 gives 26%.  Only one of these kernels depends on this
+value (`results/published`).  The latency of arithmetic is 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture
+via Microbenchmarking", 2018).  The latency of mma.sync m16n8k16 is 33 (Sun et al., "Dissecting Tensor Cores via
+Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
 
 The simulation runs one *role*: a group of warps with the same code.  All warps of the role run in lockstep, and no
 other warps run on the SM.  Instructions issue in order.  Each instruction waits for the registers that it reads and for
 its pipe, like with an SM's scoreboards.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does
 not wait for an earlier wgmma with the same accumulator.  Barriers cost nothing: the simulation assumes that other warps
-and copies have arrived.  The first result is the least time of dependent steps, which no other CTA and no other role
-can hide.  The second result is the most bytes that a thread has in flight at once.  Two warpgroups with the same code
-run in lockstep here. On the GPU, one warpgroup can use idle pipes while the other one waits for its matrix products.
+and copies have arrived.  The first result is the least time of dependent steps.  Other CTAs and other roles cannot hide
+this time.  The second result is the most bytes that a thread has in flight at once.  Two warpgroups with the same code
+run in lockstep here.  On the GPU, one warpgroup can use idle pipes while the other waits for its matrix products.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rooflab.bench.compile.sass import WARPGROUP, SassInstruction
+from rooflab.bench.compile.sass import WARPGROUP_WARPS, SassInstruction
 from rooflab.roofline.device import Device
 
 Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
 
-HBM_SUSTAINED = 0.9
+HBM_SUSTAINED_SHARE = 0.9
 """The share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4%
 in fp32 (QuACK, hadamard roofline notes); on an H200 the best reading is 87% (cudnn-frontend's norm benchmarks)."""
 TENSOR_CLOCK_HZ = 1.6e9
@@ -50,19 +50,19 @@ sheet's 989 TFLOP/s in bf16.  Published products that run for 5 ms or more agree
 between launches does not fall."""
 MMA_SYNC_SHARE = 0.75
 """The share of Hopper's tensor rate that mma.sync can reach.  The full rate needs wgmma (Machete, vLLM PR 7174)."""
-_INTEGER_MULTIPLY = ("IMAD",)
-_FMA = ("FFMA", "FMUL", "FADD", "HFMA2", "HMUL2", "HADD2", "FSWZADD")
-_SFU = ("MUFU", "POPC", "FLO", "BREV")
-_ALU = (
+_INTEGER_MULTIPLY_OPCODES = ("IMAD",)
+_FMA_OPCODES = ("FFMA", "FMUL", "FADD", "HFMA2", "HMUL2", "HADD2", "FSWZADD")
+_SFU_OPCODES = ("MUFU", "POPC", "FLO", "BREV")
+_ALU_OPCODES = (
     "IADD3 IADD VIADD LOP3 PLOP3 ISETP FSETP HSETP2 SEL FSEL FMNMX HMNMX2 IMNMX VIMNMX PRMT SHF SHL SHR LEA MOV SGXT"
     " BMSK IABS F2FP F2F F2I I2F I2FP FRND P2R R2P VOTE CS2R"
 ).split()
-_LOAD_STORE = ("LD", "ST", "ATOM", "RED", "SHFL")
+_LOAD_STORE_OPCODES = ("LD", "ST", "ATOM", "RED", "SHFL")
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Holds the rates of one SM in warp instructions, and the latencies of instructions in clocks."""
+    """Holds the rates of one Hopper SM per warp instruction, and the latencies of instructions in clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
     """By operand dtype, the dense FLOPs per clock of one SM."""
@@ -90,41 +90,41 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Returns how many clocks one warp's instruction occupies each pipe of an SM.  All four schedulers work."""
+        """Returns how many clocks one warp instruction occupies each pipe of an SM with four busy schedulers."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
             # All four warps of a warpgroup issue its product; each warp does a quarter of the FLOPs.
-            flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
-            share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
-            clocks["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
+            flops = entry.mma_flops / (WARPGROUP_WARPS if entry.is_wgmma else 1)
+            rate_share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
+            clocks["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * rate_share)
             if entry.is_wgmma:
-                clocks["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
-        elif name in _FMA:
+                clocks["load/store"] = _operand_bytes(entry) / WARPGROUP_WARPS / self.shared_bytes_per_clock
+        elif name in _FMA_OPCODES:
             clocks["fma"] = 0.25
-        elif name in _INTEGER_MULTIPLY:
+        elif name in _INTEGER_MULTIPLY_OPCODES:
             clocks |= {"fma": 0.25, "integer multiply": 0.5}
-        elif name in _SFU:
+        elif name in _SFU_OPCODES:
             clocks["sfu"] = 2.0
-        elif name in _ALU:
+        elif name in _ALU_OPCODES:
             clocks["alu"] = 0.5
-        elif name.startswith(_LOAD_STORE) and name not in ("LDC", "LDGDEPBAR"):
+        elif name.startswith(_LOAD_STORE_OPCODES) and name not in ("LDC", "LDGDEPBAR"):
             clocks["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
         return clocks
 
     def l2_share(self, ctas: int) -> float:
-        """Returns the bytes per clock that each of `ctas` CTAs can read from L2, with one CTA per SM."""
+        """Returns how many bytes per clock each CTA can read from L2, if `ctas` CTAs run with one CTA per SM."""
         return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
-        """Returns the FLOPs per clock of one SM's tensor cores.  Raises `ValueError` if they do not support `dtype`."""
+        """Returns the FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on an unsupported dtype."""
         if dtype not in self.tensor_flops_per_clock:
             dtypes = ", ".join(self.tensor_flops_per_clock)
             raise ValueError(f"dtype: expected one that the tensor cores multiply ({dtypes}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Returns the clocks from an instruction's end on its pipe to its result; global loads take `load_latency`."""
+        """Returns the clocks from an instruction's end on its pipe to its result.  Global loads take `load_latency`."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -138,11 +138,11 @@ class Chip:
             return self.l2_latency
         if name == "SHFL":
             return self.shuffle_latency
-        return self.sfu_latency if name in _SFU else self.arithmetic_latency
+        return self.sfu_latency if name in _SFU_OPCODES else self.arithmetic_latency
 
 
 def _operand_bytes(entry: SassInstruction) -> float:
-    """Returns the bytes of A and B that a wgmma reads from shared memory.  If A is in registers, only B counts."""
+    """Returns the operand bytes that a wgmma reads from shared memory.  If operand A is in registers, only B counts."""
     shape = entry.mma_shape
     assert shape is not None, "asked of matrix products only"
     m, n, k = shape
@@ -155,14 +155,14 @@ def chip_of(device: Device) -> Chip:
     """Returns the rates and latencies of a Hopper GPU.  Raises `ValueError` for a GPU of another architecture."""
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
-    clocks = device.sms * device.boost_clock_hz
-    rates = {dtype: rate / clocks for dtype, rate in device.matrix_flops_per_s.items()}
-    return Chip(rates, device.boost_clock_hz, device.sms, min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz))
+    clocks_per_s = device.sms * device.boost_clock_hz
+    tensor_rates = {dtype: rate / clocks_per_s for dtype, rate in device.matrix_flops_per_s.items()}
+    return Chip(tensor_rates, device.boost_clock_hz, device.sms, min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz))
 
 
 @dataclass
 class Walk:
-    """Holds the state of the warps in a simulation of their code; `run` continues the simulation."""
+    """Walks through the code of one group of warps and simulates it.  Each call of `run` continues the walk."""
 
     chip: Chip
     warps: int
@@ -180,14 +180,14 @@ class Walk:
     """The clock at which each group of wgmma ends, in order."""
 
     def run(self, code: Sequence[SassInstruction]) -> float:
-        """Simulates `code` once.  Returns the clocks from the start until the next instruction can issue."""
+        """Simulates `code` once.  Returns the number of clocks from the start until the next instruction can issue."""
         start_clock = self.now
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
-            awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
+            inputs = entry.reads - entry.writes if entry.is_wgmma else entry.reads
             clocks = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             start = max(
-                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in clocks)]
+                [self.now, *(self._ready.get(name, 0.0) for name in inputs), *(self._free.get(p, 0.0) for p in clocks)]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 start = max(start, self._groups[-1 - entry.groups_left])
@@ -206,19 +206,19 @@ class Walk:
         return self.now - start_clock
 
     def finish(self) -> float:
-        """Waits until every result is ready.  Returns the clock at this time."""
+        """Advances the clock until every result is ready.  Returns this clock."""
         self.now = max([self.now, *self._ready.values()])
         self._flying.clear()
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes finished loads.  If a loaded register is used, its load and all earlier loads have finished."""
-        last = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
-        del self._flying[: last + 1]
+        """Removes loads that have arrived.  If a register is used, its load and all earlier loads have arrived."""
+        last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
+        del self._flying[: last_index + 1]
 
 
 def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """Returns the clocks of one loop iteration in the steady state, after two earlier iterations."""
+    """Returns the clocks of one loop iteration in the steady state: the third of three simulated iterations."""
     walk = Walk(chip, warps, load_latency)
     walk.run(body)
     walk.run(body)
@@ -226,14 +226,14 @@ def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_
 
 
 def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """Returns the clocks from the first instruction of `code` to the last result."""
+    """Returns the number of clocks from the first instruction of `code` until the last result is ready."""
     walk = Walk(chip, warps, load_latency)
     walk.run(code)
     return walk.finish()
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
-    """Returns the most bytes that one thread's ordinary loads have in flight at the same time, if `code` runs twice."""
+    """Returns the maximum bytes of ordinary loads that one thread has in flight at one time, if `code` runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

@@ -1,4 +1,4 @@
-"""Splits a kernel's time into the least possible time and the causes of the additional time."""
+"""Splits a kernel's time into parts: the least possible time, and the causes of the additional time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
 from rooflab.roofline.numbers import three_digits
 
-UNEXPLAINED = "not explained"
+UNEXPLAINED_PART = "not explained"
 """The name of the part that is the measured time minus the predicted time."""
-UNREAD = "its code was not read"
+UNREAD_REASON = "its code was not read"
 """Why a library's time is a bound and no prediction: all libraries with the same bytes would get the same time."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explains the time of one kernel on one case (input shape).  If there is no explanation, `reason` says why."""
+    """Explains the time of one kernel on one case (input shape).  If this is impossible, `reason` says why."""
 
     target: KernelCase
     role: str
@@ -55,31 +55,31 @@ class Explanation:
 
     @property
     def modelled_ms(self) -> float | None:
-        """Returns the predicted time, or the roofline bound without compiled code, or None without explanation."""
-        times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED]
+        """Returns the predicted time, or the roofline bound without compiled code, or None if there are no parts."""
+        times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED_PART]
         return math.fsum(times_ms) if times_ms else None
 
     @property
     def kind(self) -> str:
-        """Returns the kind of `total_ms`: `measured`, `predicted` or `bound`."""
+        """Returns what `total_ms` is: a `measured` time, a `predicted` time or a `bound`."""
         return "measured" if self.measured_ms is not None else "bound" if self.predicted_ms is None else "predicted"
 
     @property
     def intensity(self) -> float | None:
-        """Returns the FLOPs per moved byte."""
+        """Returns the FLOPs per byte that the kernel moves.  Returns None if the kernel moves no bytes."""
         return self.flops / self.bytes if self.bytes else None
 
     def sentence(self) -> str:
-        """Returns a sentence that names the largest part of the time above the least possible time."""
+        """Returns a sentence that names the largest part of the time beyond the least possible time."""
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"
-        least_work, *gap = self.parts
-        largest = max(gap, key=lambda part: part.ms)
+        least_work, *other_parts = self.parts
+        largest_part = max(other_parts, key=lambda part: part.ms)
         return (
             f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {least_work.ms / self.total_ms:.0%}; "
-            f"the largest part of the rest is {largest.name}, "
-            f"{_us(largest.ms)} ({largest.ms / self.total_ms:.0%}): {largest.why}."
+            f"the largest part of the rest is {largest_part.name}, "
+            f"{_us(largest_part.ms)} ({largest_part.ms / self.total_ms:.0%}): {largest_part.why}."
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -123,16 +123,16 @@ def explain(
     measured_ms: Mapping[KernelCase, float] | None = None,
     counted: Mapping[KernelCase, Traffic] | None = None,
 ) -> list[Explanation]:
-    """Explains the time of every target on `device`, in order.  The parts of a measured time sum to this time."""
-    answers = predict_all(targets, device, counted=counted)
+    """Explains the time of each target (kernel, case, dtypes) on `device`.  The parts sum to the measured time."""
+    predictions = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
-    return [explained(answer, device, measured_ms.get(answer.target)) for answer in answers]
+    return [explained(prediction, device, measured_ms.get(prediction.target)) for prediction in predictions]
 
 
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
-    """Returns the explanation for a prediction.  A launcher that is not registered counts as an optimized kernel."""
+    """Makes the explanation from a prediction, and from the measured time if there is one."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
-    fields: dict[str, Any] = {
+    field_values: dict[str, Any] = {
         "target": target,
         "role": target.registered.role,
         "gpu": device.name,
@@ -143,21 +143,23 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
     }
     if answer.prediction is None:
         launches = traffic.launches if traffic else cost.launches
-        return Explanation(**fields, launches=launches, reason=answer.reason)
+        return Explanation(**field_values, launches=launches, reason=answer.reason)
     prediction = answer.prediction
-    words = error_text(target.op, cost) if prediction.works else UNREAD
+    accuracy = error_text(target.op, cost) if prediction.works else UNREAD_REASON
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
         times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
-        parts += (TimeStep(UNEXPLAINED, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {words}"),)
+        parts += (
+            TimeStep(UNEXPLAINED_PART, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {accuracy}"),
+        )
     return Explanation(
-        **fields,
+        **field_values,
         launches=prediction.launches,
         bound_ms=prediction.bound.seconds * 1e3,
         limiter=prediction.bound.limiter,
         parts=parts,
         predicted_ms=modelled_ms if prediction.works else None,
-        calibration=words,
+        calibration=accuracy,
         measured_ms=measured_ms,
         compiled=tuple(_compiled_row(work) for work in prediction.works),
     )
@@ -181,7 +183,7 @@ def _compiled_row(work: LaunchWork) -> dict[str, Any]:
     }
 
 
-_COLUMNS = {
+_COLUMN_BY_PART = {
     model.LEAST_WORK: "least",
     model.LAUNCH: "launch",
     model.SUSTAINED: "sustained",
@@ -189,17 +191,17 @@ _COLUMNS = {
     model.PIPE: "pipe",
     model.WAVES: "waves",
     model.LATENCY: "latency",
-    UNEXPLAINED: "rest",
+    UNEXPLAINED_PART: "rest",
 }
 WHY_COLUMNS = (
     *("kernel", "role", "launches", "mbytes", "over_least", "flop_per_byte", "predicted_us", "measured_us"),
-    *_COLUMNS.values(),
+    *_COLUMN_BY_PART.values(),
     "reason",
 )
 
 
 def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
-    """Returns one row per kernel, in the given order: bytes, launches, intensity, and parts of its time in µs."""
+    """Returns one table row per kernel: bytes, launches, FLOPs per byte, and the parts of its time in µs."""
     rows = []
     for entry in explanations:
         row: dict[str, Any] = {
@@ -214,38 +216,39 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
             "reason": entry.reason,
         }
         if entry.modelled_ms is not None and entry.predicted_ms is None:
-            row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD}"
-        rows.append(row | {_COLUMNS[time_step.name]: time_step.ms * 1e3 for time_step in entry.parts})
+            row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD_REASON}"
+        rows.append(row | {_COLUMN_BY_PART[time_step.name]: time_step.ms * 1e3 for time_step in entry.parts})
     return rows
 
 
 def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.  It names the speedup and
-    the part of the time that shrinks most.
+    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.  The sentence names the
+    speedup and the part of the time that shrinks most.
 
     Compares measured times if the naive kernel and an optimized kernel have them.  Otherwise compares predicted times.
-    The two kinds of times are never mixed."""
+    A measured time is never compared with a predicted time."""
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
-    optimized = [entry for entry in explanations if entry.role == "optimized"]
-    measured = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in optimized)
-    times = {entry.target: entry.measured_ms if measured else entry.predicted_ms for entry in explanations}
-    if naive is not None and not measured:
-        times[naive.target] = naive.modelled_ms
-    optimized = [entry for entry in optimized if times[entry.target]]
-    before_ms = times[naive.target] if naive is not None else None
-    if naive is None or not before_ms or not optimized:
+    fast_kernels = [entry for entry in explanations if entry.role == "optimized"]
+    has_times = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in fast_kernels)
+    ms_by_target = {entry.target: entry.measured_ms if has_times else entry.predicted_ms for entry in explanations}
+    if naive is not None and not has_times:
+        ms_by_target[naive.target] = naive.modelled_ms
+    fast_kernels = [entry for entry in fast_kernels if ms_by_target[entry.target]]
+    before_ms = ms_by_target[naive.target] if naive is not None else None
+    if naive is None or not before_ms or not fast_kernels:
         return "There is no naive and optimized kernel to compare on this case."
-    best = min(optimized, key=lambda entry: times[entry.target] or 0.0)
-    after_ms = times[best.target]
+    best = min(fast_kernels, key=lambda entry: ms_by_target[entry.target] or 0.0)
+    after_ms = ms_by_target[best.target]
     assert after_ms, "those without a time were left out"
     naive_parts, best_parts = (
-        {part.name: part.ms for part in entry.parts if measured or part.name != UNEXPLAINED} for entry in (naive, best)
+        {part.name: part.ms for part in entry.parts if has_times or part.name != UNEXPLAINED_PART}
+        for entry in (naive, best)
     )
-    gains = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
-    name = max(gains, key=lambda part: gains[part])
-    kind = "measured" if measured else "predicted"
-    speed = "naive's speed" if measured or naive.predicted_ms is not None else "the speed of naive's bound"
+    gains_ms = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
+    name = max(gains_ms, key=lambda part: gains_ms[part])
+    time_kind = "measured" if has_times else "predicted"
+    speed_text = "naive's speed" if has_times or naive.predicted_ms is not None else "the speed of naive's bound"
     return (
-        f"{best.target.kernel} is {kind} at {before_ms / after_ms:.3g} times {speed}; most of what it "
-        f"saves is {name}, {_us(gains[name])} of {_us(before_ms - after_ms)}."
+        f"{best.target.kernel} is {time_kind} at {before_ms / after_ms:.3g} times {speed_text}; most of what it "
+        f"saves is {name}, {_us(gains_ms[name])} of {_us(before_ms - after_ms)}."
     )

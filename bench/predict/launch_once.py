@@ -1,7 +1,7 @@
-"""Calls one kernel on one case, for a tool that watches the process, such as Nsight Compute.
+"""Calls one kernel once on one case, for a tool that watches the process, such as Nsight Compute.
 
-Compiling, packing and warming up come first.  The one call that counts runs between `cudaProfilerStart` and
-`cudaProfilerStop`, so `ncu --profile-from-start off` records only the launches of this call.
+Compiling, packing and warming up come first.  The counted call runs between `cudaProfilerStart` and `cudaProfilerStop`.
+So `ncu --profile-from-start off` records only the launches of this call.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
 MODULE = "rooflab.bench.predict.launch_once"
-MARK = "rooflab: the call that counts"
+CALL_MARK = "rooflab: the call that counts"
 """This line is printed after the call has returned.  If the line is missing, the call failed, not the tool."""
 
 
 def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
-    """Returns the command line that runs this module for `target`, without the Python interpreter."""
+    """Returns the arguments of Python that run this module for `target` (a kernel with a case and dtypes)."""
     return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
 
 def main(text: str) -> None:
-    """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` if the kernel cannot run here."""
-    request, device, cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
+    """Calls the kernel that `text` (from `arguments`) describes.  Raises `ValueError` if it cannot run here."""
+    request, device, torch_cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
     if request["file"]:
         registry.load_file(Path(request["file"]))
     spec, kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
@@ -41,15 +41,15 @@ def main(text: str) -> None:
     inputs = spec.make_inputs(case, scheme, device, request["seed"])
     if reason := kernel.why_not_args(inputs):
         raise ValueError(str(reason))
-    call = Rotation(kernel, spec, [inputs])
+    kernel_call = Rotation(kernel, spec, [inputs])
     for _ in range(request["warm_up"]):
-        call()
-    cuda.synchronize()
-    cuda.profiler.start()
-    call()
-    cuda.synchronize()
-    cuda.profiler.stop()
-    print(MARK, flush=True)
+        kernel_call()
+    torch_cuda.synchronize()
+    torch_cuda.profiler.start()
+    kernel_call()
+    torch_cuda.synchronize()
+    torch_cuda.profiler.stop()
+    print(CALL_MARK, flush=True)
 
 
 if __name__ == "__main__":

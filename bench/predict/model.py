@@ -14,13 +14,13 @@ Every step replaces one ideal assumption by a real one, and adds the time that t
 7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency; a CTA
    takes at least the time of its dependent steps; the first bytes arrive one latency after the launch.
 
-The time is the launch time (2), plus the first latency, plus the largest of memory, pipes and dependent steps.  The
-steps sum exactly to this time.
+The predicted time is the sum of the launch time (step 2), the first latency, and the largest of three times: memory,
+pipes and dependent steps.  The steps sum exactly to the predicted time.
 
-If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  If two compiled
-kernels write more than the op's least bytes, the additional bytes are intermediates.  The first kernel reads the op's
-operands and writes the intermediates.  The second kernel reads the intermediates and writes the op's result.  In all
-other cases the kernels share the bytes in proportion to their threads.
+If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  If there are two
+compiled kernels and they write more than the op's least bytes, the additional bytes are intermediates.  The first
+compiled kernel reads the op's operands and writes the intermediates.  The second reads the intermediates and writes the
+op's result.  In all other cases the compiled kernels share the bytes in proportion to their threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompiledInfo
-from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
+from rooflab.bench.predict.chip import HBM_SUSTAINED_SHARE, MMA_SYNC_SHARE, Chip, chip_of
 from rooflab.bench.predict.work import LaunchWork, Share, work_of
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
@@ -40,13 +40,13 @@ from rooflab.roofline.numbers import counted
 LEAST_WORK, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
 PIPE, WAVES, LATENCY = "pipe", "waves and tail", "occupancy and latency"
 
-_ROUNDING = 1e-12
+_ROUNDING_ERROR = 1e-12
 """A step that adds less than this share of the time is a rounding error and counts as 0."""
 
 
 @dataclass(frozen=True)
 class TimeStep:
-    """Describes one part of a predicted time."""
+    """Describes one part of a predicted time: its name, its seconds and its cause."""
 
     name: str
     seconds: float
@@ -81,67 +81,67 @@ def predict(
     device: Device,
     matrix_flops: float | None = None,
 ) -> Prediction:
-    """Predicts the time of a kernel that launches the code in `compiled` and moves the bytes in `traffic`.  L2 is cold.
-    `compiled` is empty for kernels of torch or of another library.
+    """Predicts the time of a kernel with a cold L2.  The kernel launches the code in `compiled` and moves the bytes in
+    `traffic`.  `compiled` is empty for kernels of torch or of another library.
 
-    `matrix_flops` are the FLOPs of the kernel, including padding.  The default is the FLOPs of `cost`.  Raises
+    `matrix_flops` counts the kernel's matrix FLOPs with padding.  The default is the FLOPs of `cost`.  Raises
     `ValueError` on a device that is not Hopper, and on code for another device.
     """
     ceilings, chip = device.ceilings(), chip_of(device)
     compiled = [info for info in compiled if not info.tried]
-    limit = bound(cost, ceilings)
-    ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)
+    roofline_bound = bound(cost, ceilings)
+    ideal_s, arithmetic_s = _arithmetic(roofline_bound, cost, ceilings, chip)
     moved_bytes = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
-    rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED
-    least_s, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
+    rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED_SHARE
+    least_s, sustained_s, memory_s = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
     stages = [
-        (LEAST_WORK, max(least_s, ideal), f"{'memory' if least_s >= ideal else 'arithmetic'} at the ceilings"),
+        (LEAST_WORK, max(least_s, ideal_s), f"{'memory' if least_s >= ideal_s else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
-        (SUSTAINED, max(sustained, arithmetic), _sustained_why(sustained >= arithmetic, chip)),
-        (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
+        (SUSTAINED, max(sustained_s, arithmetic_s), _sustained_why(sustained_s >= arithmetic_s, chip)),
+        (BYTES, max(memory_s, arithmetic_s), _bytes_why(cost, traffic)),
     ]
     works: tuple[LaunchWork, ...] = ()
     if compiled:
         shares = _shares(compiled, cost, traffic, matrix_flops)
         works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, shares, strict=True))
-        stages += _compiled_stages(works, shares, memory, moved_bytes, rate, arithmetic, chip)
+        stages += _compiled_stages(works, shares, memory_s, moved_bytes, rate, arithmetic_s, chip)
     else:
-        serial = memory + arithmetic if launches > 1 else max(memory, arithmetic)
-        fill = launches * chip.hbm_latency_s
+        serial_s = memory_s + arithmetic_s if launches > 1 else max(memory_s, arithmetic_s)
+        latency_s = launches * chip.hbm_latency_s
         stages += [
-            (PIPE, serial, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
-            (WAVES, serial, "no compiled code was read"),
-            (LATENCY, serial + fill, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
+            (PIPE, serial_s, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
+            (WAVES, serial_s, "no compiled code was read"),
+            (LATENCY, serial_s + latency_s, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
         ]
-    return Prediction(limit, tuple(_differences(stages)), launches, works)
+    return Prediction(roofline_bound, tuple(_differences(stages)), launches, works)
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
     """Returns two times of the arithmetic in seconds: at the peak rates, and at the sustained matrix rate."""
-    sustained = sum(
+    sustained_s = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
     other_s = [seconds for resource, seconds in limit.parts.items() if resource not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *other_s), max(sustained, *other_s)
+    return max(limit.parts["tensor"], *other_s), max(sustained_s, *other_s)
 
 
 def _sustained_why(by_memory: bool, chip: Chip) -> str:
     if by_memory or chip.tensor_share == 1:
-        return f"{HBM_SUSTAINED:.0%} of the bandwidth"
+        return f"{HBM_SUSTAINED_SHARE:.0%} of the bandwidth"
     return f"the matrix rate at {chip.tensor_share * chip.clock_hz / 1e9:.2f} GHz"
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields the time that each stage adds to the stage before it.  The launch stage adds its whole time."""
+    """Yields how much time each stage adds to the previous total.  The launch stage adds its whole time."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:
             yield TimeStep(name, seconds, reason)
             continue
         added_s = seconds - previous_s
-        yield TimeStep(name, added_s if abs(added_s) > _ROUNDING * seconds else 0.0, reason)
+        yield TimeStep(name, added_s if abs(added_s) > _ROUNDING_ERROR * seconds else 0.0, reason)
         previous_s = seconds
 
 
@@ -154,19 +154,19 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
 def _shares(
     compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
 ) -> list[Share]:
-    """Returns the share of each compiled kernel in the op's work."""
+    """Divides the op's FLOPs and bytes among the compiled kernels, and returns the share of each kernel."""
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
-    multiply = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
-    doing = [size * (does or not any(multiply)) for size, does in zip(threads, multiply, strict=True)]
-    matrix = [flops * size / sum(doing) for size in doing]
+    has_products = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
+    product_threads = [size * (does or not any(has_products)) for size, does in zip(threads, has_products, strict=True)]
+    matrix = [flops * size / sum(product_threads) for size in product_threads]
     scratch = out_bytes - cost.write_bytes
     if len(compiled) == 2 and scratch > 0:
-        bytes_of = [(in_bytes - scratch, scratch), (scratch, cost.write_bytes)]
+        io_bytes = [(in_bytes - scratch, scratch), (scratch, cost.write_bytes)]
     else:
-        bytes_of = [(in_bytes * size / sum(threads), out_bytes * size / sum(threads)) for size in threads]
-    return [Share(mm_flops, *bytes_, cuts_tiles=scratch > 0) for mm_flops, bytes_ in zip(matrix, bytes_of, strict=True)]
+        io_bytes = [(in_bytes * size / sum(threads), out_bytes * size / sum(threads)) for size in threads]
+    return [Share(mm_flops, *in_out, cuts_tiles=scratch > 0) for mm_flops, in_out in zip(matrix, io_bytes, strict=True)]
 
 
 def _compiled_stages(
@@ -183,22 +183,22 @@ def _compiled_stages(
     for work, share in zip(works, shares, strict=True):
         kernel_bytes = share.read_bytes + share.write_bytes
         byte_share = kernel_bytes / moved if moved else 1.0
-        streaming = memory * byte_share
-        copies = _copies_s(work, chip)
+        streaming_s = memory * byte_share
+        copies_s = _copies_s(work, chip)
         least_s = arithmetic * (share.matrix_flops / flops if flops else byte_share)
-        pipes = max(_pipe_s(work, chip, balanced=True), least_s, copies)
-        balanced_s += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
-        pipes = max(pipes, _pipe_s(work, chip, balanced=False))
-        busiest_s += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
-        fill = work.launches * chip.hbm_latency_s
-        total_s += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
-    largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
+        pipes_s = max(_pipe_s(work, chip, balanced=True), least_s, copies_s)
+        balanced_s += max(streaming_s, pipes_s)
+        streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
+        pipes_s = max(pipes_s, _pipe_s(work, chip, balanced=False))
+        busiest_s += max(streaming_s, pipes_s)
+        streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
+        latency_s = work.launches * chip.hbm_latency_s
+        total_s += latency_s + max(streaming_s, pipes_s, _dependent_s(work, chip) - latency_s)
+    largest_work = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
     return [
-        (PIPE, balanced_s, _pipe_why(largest, chip)),
-        (WAVES, busiest_s, _waves_why(largest)),
-        (LATENCY, total_s, _latency_why(largest, moved, rate, chip)),
+        (PIPE, balanced_s, _pipe_why(largest_work, chip)),
+        (WAVES, busiest_s, _waves_why(largest_work)),
+        (LATENCY, total_s, _latency_why(largest_work, moved, rate, chip)),
     ]
 
 
@@ -214,33 +214,33 @@ def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
 
 
 def _copies_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of the copies to shared memory at the rate of L2."""
+    """Returns the seconds of asynchronous copies to shared memory, at the rate of L2."""
     return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Returns the seconds to move `moved` bytes.  Each wave moves bytes at the rate that its CTAs can reach."""
-    per_cta = moved / (work.launches * work.ctas)
+    """Returns the seconds to move `moved` bytes.  The CTAs of each wave limit the rate of this wave."""
+    bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
     seconds = 0.0
     for ctas, count in waves:
         if count:
-            reached = min(rate, min(ctas, chip.sms) * chip.sm_bytes_per_clock * chip.clock_hz)
+            reached_rate = min(rate, min(ctas, chip.sms) * chip.sm_bytes_per_clock * chip.clock_hz)
             if in_flight and work.in_flight_bytes:
-                reached = min(reached, ctas * work.in_flight_bytes / chip.hbm_latency_s)
-            seconds += count * ctas * per_cta / reached
+                reached_rate = min(reached_rate, ctas * work.in_flight_bytes / chip.hbm_latency_s)
+            seconds += count * ctas * bytes_per_cta / reached_rate
     return work.launches * seconds
 
 
 def _pipe_why(work: LaunchWork, chip: Chip) -> str:
-    turns = f", {work.turns:.0f} turns of its loops" if work.turns else ""
-    turns += f" in {work.roles} roles" if work.roles > 1 else ""
+    loop_text = f", {work.turns:.0f} turns of its loops" if work.turns else ""
+    loop_text += f" in {work.roles} roles" if work.roles > 1 else ""
     if _copies_s(work, chip) > _pipe_s(work, chip, balanced=True):
-        return f"copies from L2 to shared memory, {work.async_bytes / 1e6:.3g} MB a CTA{turns}"
+        return f"copies from L2 to shared memory, {work.async_bytes / 1e6:.3g} MB a CTA{loop_text}"
     pipe = max(work.pipe_cycles, key=lambda name: work.pipe_cycles[name])
-    note = f", by mma.sync at {MMA_SYNC_SHARE:.0%} of its rate" if pipe == "tensor" and work.uses_mma_sync else ""
-    return f"the busiest pipe is {pipe}{note}{turns}"
+    rate_note = f", by mma.sync at {MMA_SYNC_SHARE:.0%} of its rate" if pipe == "tensor" and work.uses_mma_sync else ""
+    return f"the busiest pipe is {pipe}{rate_note}{loop_text}"
 
 
 def _waves_why(work: LaunchWork) -> str:
@@ -254,19 +254,19 @@ def _waves_why(work: LaunchWork) -> str:
 
 
 def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str:
-    per_sm = work.occupancy.ctas_per_sm
-    fit = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
-    pipes = _pipe_s(work, chip, balanced=False)
-    streaming = _memory_s(work, moved, rate, chip, in_flight=True)
+    ctas_per_sm = work.occupancy.ctas_per_sm
+    fit = f"{counted(ctas_per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
+    pipes_s = _pipe_s(work, chip, balanced=False)
+    streaming_s = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
     first = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
-    if steps > max(pipes, streaming) + work.launches * chip.hbm_latency_s:
-        rounds = math.ceil(work.waves.waves)
+    if steps > max(pipes_s, streaming_s) + work.launches * chip.hbm_latency_s:
+        num_waves = math.ceil(work.waves.waves)
         cta_us = work.cta_cycles / chip.clock_hz * 1e6
-        return f"a CTA's dependent steps take {cta_us:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {fit}"
-    ctas = min(work.ctas, per_sm * chip.sms)
+        return f"a CTA's dependent steps take {cta_us:.3g} us, {num_waves} CTA{'s' * (num_waves > 1)} in turn, {fit}"
+    ctas = min(work.ctas, ctas_per_sm * chip.sms)
     reach = ctas * work.in_flight_bytes / chip.hbm_latency_s
-    if reach < rate and streaming > pipes:
+    if reach < rate and streaming_s > pipes_s:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
         return f"{fit}, {ctas} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
     return first

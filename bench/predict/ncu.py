@@ -1,5 +1,5 @@
-"""Counts the bytes, pipe use and stalls of a call with Nsight Compute, compares them with the prediction, and makes a
-record.
+"""Runs Nsight Compute (ncu) on one kernel call.  Compares the counted bytes, pipe use and stalls with the prediction,
+and makes a record.
 
 The command line names the metrics.  `ncu --csv --page raw` prints a line of names, a line of units, and a line for each
 launch.  If the installed ncu does not know a metric, the program tries its newer name or leaves it out.
@@ -28,15 +28,15 @@ from rooflab.bench.base.plain import number_in
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Child, Environment, Record
 from rooflab.bench.predict.explain import Explanation
-from rooflab.bench.predict.launch_once import MARK, arguments
+from rooflab.bench.predict.launch_once import CALL_MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.kernels import registry
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
-READ, WRITE, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
-L2 = "lts__t_bytes.sum"
-PIPES = {
+READ_METRIC, WRITE, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
+L2_METRIC = "lts__t_bytes.sum"
+PIPE_METRICS = {
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "fma": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
     "alu": "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_active",
@@ -48,30 +48,30 @@ PIPES = {
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
 """By pipe or unit: the metric of its use, in percent of the peak."""
-STALLS = (
+STALL_REASONS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
     *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
 )
 """The reasons for which a warp waits; their metrics count waiting warps per issued instruction."""
-STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS)
-BYTES = (READ, WRITE, L2)
-METRICS = (READ, WRITE, DURATION, L2, *PIPES.values(), *STALL_METRICS)
-RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
+STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALL_REASONS)
+BYTE_METRICS = (READ_METRIC, WRITE, L2_METRIC)
+METRICS = (READ_METRIC, WRITE, DURATION, L2_METRIC, *PIPE_METRICS.values(), *STALL_METRICS)
+NEW_NAMES = {READ_METRIC: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
 """By metric, its name since Nsight Compute 2025."""
-WARM_UP = 3
-FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
+WARM_UP_CALLS = 3
+TOOL_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
 """The folders where installers put the tools without adding them to the PATH; the newest version first."""
-_STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
-_UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^?)?([A-Za-z0-9_.]+)")
-_UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
-_UNITS |= {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
+_STALL_PATTERN = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
+_UNKNOWN_PATTERN = re.compile(r"Failed to find metric (?:regex:\^?)?([A-Za-z0-9_.]+)")
+_UNIT_FACTORS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
+_UNIT_FACTORS |= {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_UNIT_FACTORS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
 
 
 @dataclass(frozen=True)
 class NcuCounters:
-    """Holds the counter values of one launch."""
+    """Holds the values that Nsight Compute (ncu) counted for one kernel launch."""
 
     kernel: str
     grid: str
@@ -81,19 +81,19 @@ class NcuCounters:
 
     @property
     def pipes(self) -> dict[str, float]:
-        """Returns, for each pipe or unit, its use in percent of the peak."""
-        return {name: self.values[metric] for name, metric in PIPES.items() if metric in self.values}
+        """Returns how busy each pipe or unit was, in percent of its peak."""
+        return {name: self.values[metric] for name, metric in PIPE_METRICS.items() if metric in self.values}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Returns the waiting warps per issued instruction for each stall reason, the most frequent reason first."""
-        stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
+        """Returns the average waiting warps per issued instruction for each stall reason, the largest first."""
+        stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL_PATTERN.search(name))}
         return dict(sorted(((k, v) for k, v in stalls.items() if k != "selected"), key=lambda entry: -entry[1]))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Holds the counter values of one call, for each of its launches."""
+    """Holds the values that Nsight Compute (ncu) counted for each launch of one kernel call."""
 
     launches: tuple[NcuCounters, ...]
     whole: NcuCounters | None = None
@@ -101,50 +101,51 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Returns whether ncu emptied the caches before each launch, so that reads from L2 count as HBM reads."""
+        """Returns whether the launches of the call were only counted separately.  ncu then empties the caches before
+        each launch, so data that a launch leaves in L2 counts as HBM reads."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
-        """Returns the sum of a metric over the launches.  Returns None if a launch lacks the metric."""
+        """Returns the sum of a metric over all launches.  Returns None if the metric is missing for a launch."""
         values = [entry.values.get(metric) for entry in self.launches]
         return None if any(value is None for value in values) else sum(value for value in values if value is not None)
 
     @property
     def traffic(self) -> Traffic | None:
-        """Returns the HBM bytes of the call without writes that are still in L2, or None if ncu did not count them."""
-        counted = self if self.whole is None else Profile((self.whole,))
-        read_bytes, written_bytes = counted.total(READ), counted.total(WRITE)
+        """Returns the HBM bytes that ncu counted, or None if it counted none.  Writes still in L2 are missing."""
+        counted_profile = self if self.whole is None else Profile((self.whole,))
+        read_bytes, written_bytes = counted_profile.total(READ_METRIC), counted_profile.total(WRITE)
         if read_bytes is None or written_bytes is None:
             return None
         return Traffic(read_bytes, written_bytes, len(self.launches), "counted")
 
 
 def find_tool(name: str) -> str | None:
-    """Returns the path of an NVIDIA tool, from the PATH or the installers' folders, or None if it is missing."""
-    folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
-    matches = [match for folder in folders if folder for match in sorted(glob.glob(folder), reverse=True)]
-    return shutil.which(name) or next((path for match in matches if (path := shutil.which(name, path=match))), None)
+    """Returns the path of an NVIDIA tool, or None.  Searches PATH and the installers' folders."""
+    folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *TOOL_FOLDERS)
+    dirs = [match for folder in folders if folder for match in sorted(glob.glob(folder), reverse=True)]
+    return shutil.which(name) or next((path for match in dirs if (path := shutil.which(name, path=match))), None)
 
 
 def command(
     target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
-    """Returns the whole command line for ncu.  With `whole`, ncu measures all launches of the call as one range, and
-    empties the caches only before the range.
+    """Returns the command line that runs ncu on one kernel call.  With `whole`, ncu measures all launches of the call
+    as one range, and empties the caches only before the range.
 
-    In this mode, ncu runs the program again for each pass.  The calls that start and stop the profiler limit the range.
+    With `whole`, ncu runs the program again for each pass.  The calls that start and stop the profiler limit the range.
     """
-    mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
+    mode_options = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
-        *(ncu, *mode, "--cache-control", "all", "--clock-control", "none"),
+        *(ncu, *mode_options, "--cache-control", "all", "--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics), "--log-file", str(log)),
         sys.executable,
-        *arguments(target, seed, WARM_UP),
+        *arguments(target, seed, WARM_UP_CALLS),
     ]
 
 
 def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Profile:
-    """Counts the events of one call of `target` with ncu on this machine's GPU.
+    """Runs ncu on this machine's GPU, and returns its counter values for one call of `target`.
 
     Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing.  The message says how to fix
     this."""
@@ -156,49 +157,51 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
             "or use `rooflab explain`, which needs no counters"
         )
     with tempfile.TemporaryDirectory() as folder:
-        take = partial(_take, target, seed, ncu, Path(folder), timeout_s)
-        apart, metrics = take(METRICS, whole=False)
-        if len(apart.launches) == 1:
-            return apart
+        take_profile = partial(_take, target, seed, ncu, Path(folder), timeout_s)
+        separate_profile, metrics = take_profile(METRICS, whole=False)
+        if len(separate_profile.launches) == 1:
+            return separate_profile
         try:
-            in_range, _ = take([name for name in metrics if _old_name(name) in BYTES], whole=True)
+            range_profile, _ = take_profile([name for name in metrics if _old_name(name) in BYTE_METRICS], whole=True)
         except ValueError:
-            return apart  # some versions of ncu, and some calls, cannot count one range; `apart` says so
-        return replace(apart, whole=in_range.launches[0] if len(in_range.launches) == 1 else None)
+            return separate_profile  # some versions of ncu, and some calls, cannot count one range; `apart` says so
+        return replace(separate_profile, whole=range_profile.launches[0] if len(range_profile.launches) == 1 else None)
 
 
 def _take(
     target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """Runs ncu, and repeats the run without unknown metrics.  Returns the profile and the known metrics."""
+    """Runs ncu, without the metrics that ncu does not know.  Returns the profile and the known metrics."""
     metrics = list(requested)
-    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env_variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
-        log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        line = command(target, seed, metrics, log, ncu, whole)
+        log_path = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
+        line = command(target, seed, metrics, log_path, ncu, whole)
         try:
-            process = Child.run(line, timeout_s, variables | {"LC_ALL": "C"})
+            process = Child.run(line, timeout_s, env_variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
             end = f"an end within {timeout_s:.0f} s"
             raise ValueError(f"ncu: expected {end}, got none; a smaller --case is counted faster") from error
         output = process.stdout + process.stderr
-        text = log.read_text(errors="replace") if log.is_file() else ""
-        complaints = _UNKNOWN.findall(output + text)
-        unknown = [name for name in metrics if _names(name, complaints)]
-        if not unknown:
-            return read(text, output), metrics
-        renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
-        metrics = [name for name in renamed if name]
-    raise ValueError(f"ncu: expected to know one of {len(requested)} metrics, {READ} among them, and it knows none")
+        log_text = log_path.read_text(errors="replace") if log_path.is_file() else ""
+        unknown_names = _UNKNOWN_PATTERN.findall(output + log_text)
+        unknown_metrics = [name for name in metrics if _names(name, unknown_names)]
+        if not unknown_metrics:
+            return read(log_text, output), metrics
+        renamed_metrics = [NEW_NAMES.get(name, "") if name in unknown_metrics else name for name in metrics]
+        metrics = [name for name in renamed_metrics if name]
+    raise ValueError(
+        f"ncu: expected to know one of {len(requested)} metrics, {READ_METRIC} among them, and it knows none"
+    )
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
-    """Returns whether ncu's message lists `metric` as unknown.  The message may omit the suffix of a name."""
+    """Returns whether ncu reported `metric` as unknown.  ncu may report a name without its suffix."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
 def read(text: str, output: str) -> Profile:
-    """Parses ncu's log `text`, or else the printed `output`.  Raises `ValueError` if neither of them has a launch."""
+    """Parses ncu's log `text`, or else its printed `output`.  Raises `ValueError` if both have no launch."""
     all_text = f"{text}\n{output}"
     if "ERR_NVGPUCTRPERM" in all_text:
         raise ValueError(
@@ -206,7 +209,7 @@ def read(text: str, output: str) -> Profile:
             "with NVreg_RestrictProfilingToAdminUsers=0, in a container with --cap-add=SYS_ADMIN"
         )
     launches = parse(text) or parse(output)
-    if MARK not in all_text:
+    if CALL_MARK not in all_text:
         raise ValueError(f"ncu: the call that it watched did not end: {last_words(all_text)}")
     if not launches:
         raise ValueError(f"ncu: expected counters of at least one launch, got none: {last_words(all_text)}")
@@ -214,15 +217,15 @@ def read(text: str, output: str) -> Profile:
 
 
 def last_words(text: str) -> str:
-    """Returns the line that explains a failure best: an error of the tool or of the call, else the last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and MARK not in line]
-    marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
-    said = [line for line in lines if any(mark in line for mark in marks)]
-    return (said or lines or ["it printed nothing"])[-1]
+    """Returns the line that explains a failure best: the last error message, or else the last line of `text`."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and CALL_MARK not in line]
+    error_marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
+    error_lines = [line for line in lines if any(mark in line for mark in error_marks)]
+    return (error_lines or lines or ["it printed nothing"])[-1]
 
 
 def parse(text: str) -> list[NcuCounters]:
-    """Parses the launches in the output of `ncu --csv --page raw`.  Ignores other lines of the tool and of the program.
+    """Parses the output of `ncu --csv --page raw`.  Returns the counter values of each launch, and ignores other lines.
 
     Raises `ValueError` if the table is incomplete."""
     lines = text.splitlines()
@@ -235,35 +238,35 @@ def parse(text: str) -> list[NcuCounters]:
         if None in (*cells, *cells.values()):
             raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
         values = {
-            _old_name(name): number
+            _old_name(name): metric_value
             for name, cell in cells.items()
-            if "__" in name and (number := _number(cell, units[name])) is not None
+            if "__" in name and (metric_value := _number(cell, units[name])) is not None
         }
         rows.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
     return rows
 
 
 def _old_name(name: str) -> str:
-    return next((old for old, new in RENAMED.items() if new == name), name)
+    return next((old_name for old_name, new_name in NEW_NAMES.items() if new_name == name), name)
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """Returns the number in a cell, in bytes, seconds or the cell's own unit.  Returns None without a number."""
+    """Converts a table cell to bytes, seconds or the cell's own unit.  Returns None if the cell has no number."""
     value = number_in(cell, "ncu")
-    return value * _UNITS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
+    return value * _UNIT_FACTORS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
 
 
-NO_PIPE = ("hbm", "sm", "occupancy", "issue")
+NON_PIPE_UNITS = ("hbm", "sm", "occupancy", "issue")
 """The entries in the table of pipes that are not pipes."""
-_LAUNCH_COLUMNS = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
+_LAUNCH_COLUMNS = (("read_mbytes", READ_METRIC, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
 def launch_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Returns one row per launch: its bytes, its time, its busiest pipe, and the main reasons why its warps waited."""
+    """Returns one table row per launch: its bytes, time, busiest pipe, and the main stall reasons of its warps."""
     rows = []
     for entry in profile.launches:
-        pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
+        pipes = {name: share for name, share in entry.pipes.items() if name not in NON_PIPE_UNITS}
         pipe = max(pipes, key=lambda name: pipes[name], default=None)
         stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
         rows.append(
@@ -274,7 +277,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
                     name: scale * entry.values[metric] if metric in entry.values else None
                     for name, metric, scale in _LAUNCH_COLUMNS
                 },
-                **{f"{name}_percent": entry.pipes.get(name) for name in NO_PIPE},
+                **{f"{name}_percent": entry.pipes.get(name) for name in NON_PIPE_UNITS},
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
                 "stalls": ", ".join(stalls),
             }
@@ -283,11 +286,11 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly; it is empty
-    if there are none.
+    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly; otherwise it
+    is empty.
 
-    Writes that are still in L2 at the end of the call go to HBM later.  So the result has at least the written bytes of
-    the op's cost."""
+    Writes that are still in L2 at the end of the call go to HBM later, and ncu does not count them.  So the written
+    bytes in the result are at least the op's least written bytes."""
     counted = profile.traffic
     if counted is None:
         return None, ""
@@ -303,8 +306,8 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Compares modelled and counted numbers of the whole call.  ncu flushes the caches and runs each launch alone, so
-    its durations contain no launch time."""
+    """Compares the model's numbers for a call with the counted numbers, in table rows.  ncu flushes the caches and runs
+    each launch alone, so its durations contain no launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(time_step.ms for time_step in modelled.parts if time_step.name == LAUNCH)
@@ -320,7 +323,7 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
-    """Makes a record of the counts.  The protocol does not accept ncu's duration as a time, so it is a metric."""
+    """Makes a record of the counted values.  ncu runs each launch alone, so its duration is only a metric."""
     target = explained.target
     traffic, note = settled(target, profile)
     environment = Environment.now()
@@ -331,11 +334,11 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     metrics: dict[str, float] = {}
     if (seconds := profile.total(DURATION)) is not None:
         metrics["ncu_duration_ms"] = seconds * 1e3
-    if (through_l2 := profile.total(L2)) is not None:
-        metrics["l2_bytes"] = through_l2
-    longest = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
-    metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest.pipes.items()}
-    metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest.stalls.items()}
+    if (l2_bytes := profile.total(L2_METRIC)) is not None:
+        metrics["l2_bytes"] = l2_bytes
+    longest_launch = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
+    metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest_launch.pipes.items()}
+    metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest_launch.stalls.items()}
     reason = "; ".join(text for text in (NOT_A_TIME, note) if text)
     return replace(
         environment.record("bench", kernel, target.case, target.scheme.name, reason=reason),

@@ -1,4 +1,4 @@
-"""Predicts registered kernels, chooses the targets of a command, and reads measured times from records."""
+"""Predicts times of registered kernels, chooses kernels and cases, and reads measured times from records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rooflab.roofline.model import Cost, Traffic
 
 @dataclass(frozen=True)
 class Predicted:
-    """Holds a target's prediction, or the reason why it has no prediction."""
+    """Holds the prediction for one target (kernel, case and dtypes), or the reason why there is no prediction."""
 
     target: KernelCase
     cost: Cost
@@ -35,43 +35,43 @@ class Predicted:
 def predict_all(
     targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
-    """Predicts the time of every target on `device`, in the given order.  All kernels with code are compiled at once,
-    on all cores.
+    """Predicts the time of every target (kernel, case and dtypes) on `device`, in the given order.  All kernels with
+    code are compiled together, on all cores.
 
     `counted` has measured traffic, which replaces the traffic that a kernel declares.  Raises `ValueError` on a name
     that is not registered, and on a device that is not Hopper."""
-    priced = [_price(target) for target in targets]
-    able = [target for target, (*_, reason) in zip(targets, priced, strict=True) if not reason]
-    compilable = [target for target in able if has_code(target.registered)]
-    compiled = dict(zip(compilable, compile_kernels(compilable, Store()), strict=True)) if compilable else {}
-    answers = []
-    for target, (cost, traffic, flops, reason) in zip(targets, priced, strict=True):
+    target_costs = [_price(target) for target in targets]
+    runnable_targets = [target for target, (*_, reason) in zip(targets, target_costs, strict=True) if not reason]
+    to_compile = [target for target in runnable_targets if has_code(target.registered)]
+    code_by_target = dict(zip(to_compile, compile_kernels(to_compile, Store()), strict=True)) if to_compile else {}
+    predictions = []
+    for target, (cost, traffic, flops, reason) in zip(targets, target_costs, strict=True):
         traffic, prediction = (counted or {}).get(target, traffic), None
-        code = compiled.get(target, [])
+        code = code_by_target.get(target, [])
         if isinstance(code, CompileFailure):
             reason = f"COMPILE_ERROR: {code}"
         elif not reason:
             prediction = predict(cost, traffic, code, device, matrix_flops=flops)
-        answers.append(Predicted(target, cost, traffic, prediction, reason))
-    return answers
+        predictions.append(Predicted(target, cost, traffic, prediction, reason))
+    return predictions
 
 
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
-    """Predicts the time of a launcher that is not registered, from its compiled code, counted bytes and matrix FLOPs.
+    """Predicts the time of an unregistered launcher, from its compiled code, counted bytes and matrix FLOPs.
 
-    No op defines the least work of such a launcher.  So the counted bytes and FLOPs are also its least work."""
+    No op defines the least work of such a launcher.  So the counted bytes and FLOPs also serve as its least work."""
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
     (code,) = compile_kernels([target])
     if isinstance(code, CompileFailure):
         return Predicted(target, cost, traffic, None, f"COMPILE_ERROR: {code}")
-    if unknown := flops.keys() - device.ceilings().tensor_flops_per_s.keys():
-        return Predicted(target, cost, traffic, None, f"UNSUPPORTED: no matrix rate is known for {', '.join(unknown)}")
+    if dtypes := flops.keys() - device.ceilings().tensor_flops_per_s.keys():
+        return Predicted(target, cost, traffic, None, f"UNSUPPORTED: no matrix rate is known for {', '.join(dtypes)}")
     return Predicted(target, cost, traffic, predict(cost, traffic, code, device))
 
 
 def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
-    """Returns four values: the cost, the traffic, the kernel's matrix FLOPs with padding, and why the kernel cannot run
-    this target on Hopper.
+    """Returns the op's cost, the kernel's traffic, the kernel's matrix FLOPs with padding, and the reason why the
+    kernel cannot run this target on Hopper.
 
     Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run."""
     spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
@@ -98,7 +98,8 @@ DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"
 
 
 def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Case]:
-    """Returns the cases in `texts`, else the largest Llama-3.1-8B case.  Raises `ValueError` on an unknown case."""
+    """Returns the cases in `texts`.  By default, returns the largest Llama-3.1-8B case.  Raises `ValueError` on an
+    unknown case."""
     if texts:
         return [spec.check_case(Case.parse(text)) for text in texts]
 
@@ -126,17 +127,17 @@ def choose_targets(
     config: str | None = None,
     default: Case | None = None,
 ) -> list[KernelCase]:
-    """Returns every combination of a kernel, a case and a scheme.  Without `cases`, the case is `default`, or else the
-    suite's largest case.
+    """Returns every combination of a kernel, a case (input shape) and a scheme (dtypes).  Without `cases`, the only
+    case is `default`, or else the largest Llama-3.1-8B case.
 
     Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name."""
     values = Case.parse(config) if config else None
-    picked = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
+    choices = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
     names: list[str | None] = [*schemes] or [None]
     targets = []
     for scheme in (choose_scheme(spec, name) for name in names):
         for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
-            targets += [KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in picked]
+            targets += [KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in choices]
     return targets
 
 
@@ -144,32 +145,32 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
     """Returns the GPU with the name `name`, and a note if the name is ambiguous.  Without `name`, returns the GPU of
     the records, or else this machine's GPU, or else an H100.
 
-    Raises `ValueError` if the records are of several GPUs, if the GPU is unknown, or if `name` is not a Hopper GPU."""
+    Raises `ValueError` if the records have several GPUs, if the GPU is unknown, or if `name` is not a Hopper GPU."""
     if name:
-        resolved = resolve(name)
-        chip_of(resolved[0])
-        return resolved
+        resolved_gpu = resolve(name)
+        chip_of(resolved_gpu[0])
+        return resolved_gpu
     names = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
     if not names and torch.cuda.is_available():
         names = {torch.cuda.get_device_name()}
     if not names:
         return resolve(DEFAULT_GPU)
-    devices = {reported: identify(reported) for reported in names}
-    device = next(iter(devices.values()))
-    if len(devices) > 1 or device is None:
+    device_by_name = {reported_name: identify(reported_name) for reported_name in names}
+    device = next(iter(device_by_name.values()))
+    if len(device_by_name) > 1 or device is None:
         raise ValueError(f"gpu: expected one by name, for this could be {', '.join(sorted(names))}")
     return device, None
 
 
 def timed_on(record: Record) -> Device | None:
-    """Returns the GPU on which a record's kernel was timed with a cold L2, or None if there is no such time."""
+    """Returns the GPU on which a record's kernel was timed with a cold L2.  Returns None without such a time."""
     gpu = record.environment.get("gpu")
-    timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
-    return identify(str(gpu["name"])) if timed and gpu and record.device == "cuda" else None
+    has_valid_time = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
+    return identify(str(gpu["name"])) if has_valid_time and gpu and record.device == "cuda" else None
 
 
 def in_config(target: KernelCase, record: Record) -> KernelCase | None:
-    """Returns the target with the config of the record.  Returns None if the kernel no longer has this config."""
+    """Returns `target` with the record's tuning config, or None if the kernel no longer has this config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target
@@ -182,20 +183,20 @@ def in_config(target: KernelCase, record: Record) -> KernelCase | None:
 def measured_in(
     records: Iterable[Record], targets: Sequence[KernelCase], device: Device
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """Returns the targets, each with the config that was measured, and their newest measured times on `device` in ms.
+    """Returns the targets with their measured configs, and the newest measured time of each target on `device` in ms.
 
-    Leaves out times of an A/B comparison, because they may be of another revision or of a kernel that was slowed on
-    purpose.  Also leaves out times with a warm L2, and times of a config that no longer exists.  Raises `ValueError` if
-    no time is left."""
-    by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
-    times: dict[KernelCase, tuple[KernelCase, float]] = {}
+    Ignores times of an A/B comparison, because they may be from another revision or from a kernel that was slowed on
+    purpose.  Also ignores times with a warm L2, and times of a config that no longer exists.  Raises `ValueError` if no
+    time is left."""
+    target_by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
+    by_target: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
-        target = by_name.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
+        target = target_by_name.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
         if not (target and record.stands_alone and record.latency_median_ms and timed_on(record) == device):
             continue
-        if configured := in_config(target, record):
-            times[target] = configured, record.latency_median_ms
-    if not times:
+        if configured_target := in_config(target, record):
+            by_target[target] = configured_target, record.latency_median_ms
+    if not by_target:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")
-    return [times[target][0] if target in times else target for target in targets], dict(times.values())
+    return [by_target[target][0] if target in by_target else target for target in targets], dict(by_target.values())

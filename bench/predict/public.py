@@ -1,4 +1,4 @@
-"""Computes the prediction errors for public kernels against published times (`results/published/README.md`)."""
+"""Compares predicted times of public kernels with published measured times (`results/published/README.md`)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Literal, NamedTuple
 import pandas as pd
 
 from rooflab.roofline.model import Cost
-from rooflab.roofline.published import FOLDER
+from rooflab.roofline.published import TABLES_FOLDER
 
-FILE = FOLDER / "predictions.csv"
+PREDICTIONS_FILE = TABLES_FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
 UNCALIBRATED = "uncalibrated"
 """The word for a prediction without a factor that was fitted to measured times.  No prediction has such a factor."""
 
 
 def kind_of(op: str, cost: Cost) -> Kind:
-    """Returns the kind of an op.  The predictor has similar errors for all kernels of one kind."""
+    """Returns the kind of an op: memory, attention or product.  Kernels of one kind have similar prediction errors."""
     if not cost.tensor_flops:
         return "memory"
     return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 class Errors(NamedTuple):
-    """Holds relative errors as absolute values."""
+    """Holds the relative errors of predictions: the median, and the largest error of the best 90%."""
 
     median: float
     nine_in_ten: float
@@ -34,23 +34,24 @@ class Errors(NamedTuple):
 
 
 def unfitted(readings: pd.DataFrame) -> Errors:
-    """Returns the errors of the predictions that `explain` prints."""
+    """Returns the relative errors of the predictions that `explain` prints.  These predictions have no correction
+    factor that was fitted to measured times."""
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 
 @cache
 def read() -> pd.DataFrame:
-    """Returns a row for each published time.  Times are in microseconds.
+    """Returns a table with one row for each published time.  Times are in microseconds.
 
     `timing` is `events` for CUDA events around one call, or `graph` for calls in a CUDA graph.  Three columns are
     predicted: `launch_us` is the time of the launches, `sustained_us` is the bound at sustained rates, and
     `predicted_us` is the whole time with the launches.
     """
-    return pd.read_csv(FILE, dtype={"shape": str})
+    return pd.read_csv(PREDICTIONS_FILE, dtype={"shape": str})
 
 
 def error_text(op: str, cost: Cost) -> str:
-    """Returns a sentence with the prediction error for public kernels of the same kind, against published times."""
+    """Returns a sentence with the prediction error for public kernels of the same kind as `op`."""
     kind = kind_of(op, cost)
     readings = read().query("kind == @kind")
     return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"

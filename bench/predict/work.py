@@ -1,8 +1,8 @@
 """Computes the work of one launch, from its compiled code and its share of the op's work.
 
 A *turn* is one iteration of an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
-once for each of its tiles.  It consists of the loops around the innermost loops, and of code that most turns skip.  An
-example of such code is the epilogue under a branch in a flattened loop.  All other code runs once.
+once for each of its tiles.  A round consists of the loops around the innermost loops, and of code that most turns skip.
+An example of skipped code is the epilogue under a branch in a flattened loop.  All other code runs once.
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
 budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
@@ -14,10 +14,11 @@ warps their role, and loops that only poll.
 
 Compiled code does not say how many turns its loops have.  The launch needs enough turns for its share of the matrix
 FLOPs, and enough turns to load its share of the traffic.  The model takes the larger number, for every innermost loop
-that loads or multiplies.  This number is too low if lanes are masked off, such as in a tile of 16 rows for one row.  It
-is also too low if lanes load the same bytes.  The number of rounds is the launch's share of the written bytes divided
-by the bytes that one round stores.  A CTA does whole rounds, so the busiest CTA sets the time.  A launch that may split
-its tiles over CTAs is an exception.  All other code counts once, with both sides of each branch.
+that loads or multiplies.  This number is too low if lanes are masked off, for example in a tile of 16 rows that has
+only one valid row.  It is also too low if several lanes load the same bytes.  The number of rounds is the launch's
+share of the written bytes divided by the bytes that one round stores.  A CTA does whole rounds, so the busiest CTA sets
+the time.  A launch that may split its tiles over CTAs is an exception.  All other code counts once, with both sides of
+each branch.
 
 A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
 one pipe busy.  If several roles use the tensor cores alternately, the last round overlaps with no other round.  The
@@ -33,19 +34,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP, SassFunction, SassInstruction, parse_code
+from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP_WARPS, SassFunction, SassInstruction, parse_code
 from rooflab.bench.compile.sass_flow import Loop, find_loops
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import Chip, Pipe, bytes_in_flight, span_cycles, steady_cycles
 from rooflab.roofline.device import Device
-from rooflab.roofline.occupancy import WARP, Occupancy, Waves, occupancy, waves
+from rooflab.roofline.occupancy import WARP_THREADS, Occupancy, Waves, occupancy, waves
 
 Body = tuple[SassInstruction, ...]
 
 
 @dataclass(frozen=True)
 class Role:
-    """Holds the code of one role, which is a group of warps."""
+    """Holds the code of one role: a group of warps in a CTA that run the same code."""
 
     warps: int
     once: Body
@@ -56,37 +57,37 @@ class Role:
 
     @property
     def turn(self) -> Body:
-        """Returns the code of one iteration of all loops of the role together."""
+        """Returns the instructions of one iteration of each loop of the role."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
     def multiplies(self) -> bool:
-        """Returns whether the role's loops multiply matrices."""
+        """Returns whether a loop of the role multiplies matrices."""
         return any(entry.mma_flops for entry in self.turn)
 
 
 def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """Returns the roles (groups of warps) of a kernel with `threads` threads per CTA.  `indirect` gives the targets of
-    the indirect branches.
+    """Splits the code of a kernel into roles (groups of warps).  The CTA has `threads` threads.  `indirect` has the
+    targets of each indirect branch.
 
-    If warps are specialised, the last role is the code that all warps run.  This role has no loops."""
-    warps = max(1, threads // WARP)
-    cuts = [entry.address for entry in code if entry.name == "USETMAXREG"]
+    If the warps are specialised, the last role is the code that all warps run.  This role has no loops."""
+    warps = max(1, threads // WARP_THREADS)
+    role_starts = [entry.address for entry in code if entry.name == "USETMAXREG"]
     all_loops = find_loops(SassFunction("kernel", tuple(code), indirect=indirect))
-    loops = [loop for loop in all_loops if not (_own(loop) & set(cuts))]
-    polls = {address for loop in loops if loop.waits for address in _own(loop)}
-    code = [entry for entry in code if entry.address not in polls and entry.name != "NOP"]
+    loops = [loop for loop in all_loops if not (_own(loop) & set(role_starts))]
+    poll_addresses = {address for loop in loops if loop.waits for address in _own(loop)}
+    code = [entry for entry in code if entry.address not in poll_addresses and entry.name != "NOP"]
     loops = [loop for loop in loops if not loop.waits]
-    turns = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
-    often = {entry.address for body in turns.values() for entry in body}
-    around = {address for loop in loops if _own(loop) & turns.keys() for address in _own(loop)}
+    turn_by_start = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
+    turn_addresses = {entry.address for body in turn_by_start.values() for entry in body}
+    loop_addresses = {address for loop in loops if _own(loop) & turn_by_start.keys() for address in _own(loop)}
     whole_kernel = Role(
         warps,
-        tuple(entry for entry in code if entry.address not in around),
-        tuple(entry for entry in code if entry.address in around - often),
-        tuple(turns.values()),
+        tuple(entry for entry in code if entry.address not in loop_addresses),
+        tuple(entry for entry in code if entry.address in loop_addresses - turn_addresses),
+        tuple(turn_by_start.values()),
     )
-    return _specialised(whole_kernel, turns, cuts) if cuts else _fed(whole_kernel)
+    return _specialised(whole_kernel, turn_by_start, role_starts) if role_starts else _fed(whole_kernel)
 
 
 def _own(loop: Loop) -> set[int]:
@@ -99,39 +100,39 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Returns the innermost loops that multiply or copy operands, or else the innermost loops that load."""
-    inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
-    multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
-    if not multiplying:
-        return [loop for loop, body in inner if any(entry.loads_global or entry.loads_async for entry in body)]
-    fed = not any(entry.loads_async for body in multiplying for entry in body)
+    """Returns the innermost loops that multiply matrices or copy operands, or else the innermost loops that load."""
+    inner_loops = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
+    multiplying_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
+    if not multiplying_loops:
+        return [loop for loop, body in inner_loops if any(entry.loads_global or entry.loads_async for entry in body)]
+    needs_copy_loop = not any(entry.loads_async for body in multiplying_loops for entry in body)
     return [
         loop
-        for loop, body in inner
-        if any(entry.mma_flops for entry in body) or (fed and any(entry.loads_async for entry in body))
+        for loop, body in inner_loops
+        if any(entry.mma_flops for entry in body) or (needs_copy_loop and any(entry.loads_async for entry in body))
     ]
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    """Returns the code of every loop iteration.  Skippable code counts only if it multiplies or starts copies."""
+    """Returns the code of one loop iteration.  Code behind a branch counts only if it multiplies or copies."""
     body = _inside(code, loop)
-    last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
-    copies = any(entry.loads_async for entry in body)
-    skipped: set[int] = {entry.address for entry in body if entry.address > last}
+    last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
+    has_copies = any(entry.loads_async for entry in body)
+    skipped_addresses: set[int] = {entry.address for entry in body if entry.address > last_address}
     for branch in body:
-        if branch.target is None or not branch.address < branch.target <= last:
+        if branch.target is None or not branch.address < branch.target <= last_address:
             continue
-        skippable = [entry for entry in body if branch.address < entry.address < branch.target]
-        if not any(e.mma_flops or e.loads_async or (e.loads_global and not copies) for e in skippable):
-            skipped |= {entry.address for entry in skippable}
-    return tuple(entry for entry in body if entry.address not in skipped)
+        skippable_code = [entry for entry in body if branch.address < entry.address < branch.target]
+        if not any(e.mma_flops or e.loads_async or (e.loads_global and not has_copies) for e in skippable_code):
+            skipped_addresses |= {entry.address for entry in skippable_code}
+    return tuple(entry for entry in body if entry.address not in skipped_addresses)
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
     """Makes a role (group of warps) of each code part with a register budget and a loop.  All warps run the rest."""
     roles, shared_code = [], list(whole.once)
-    last = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
-    for start, end in pairwise((*cuts, last)):
+    last_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
+    for start, end in pairwise((*cuts, last_address)):
         loops = tuple(body for head, body in turns.items() if start <= head < end)
         if not loops:
             continue
@@ -140,39 +141,39 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
         )
         multiplies = any(entry.mma_flops for body in loops for entry in body)
         role_code = (*once_code, *round_code, *(entry for body in loops for entry in body))
-        counted = max(_counted(role_code), default=WARPGROUP if multiplies else 1)
-        roles.append(Role(counted, once_code, round_code, loops))
+        num_warps = max(_counted(role_code), default=WARPGROUP_WARPS if multiplies else 1)
+        roles.append(Role(num_warps, once_code, round_code, loops))
         shared_code = [entry for entry in shared_code if not start <= entry.address < end]
-    multiplying = [role for role in roles if role.multiplies]
-    if len(multiplying) == 1 and multiplying[0].warps == WARPGROUP:
-        other_warpgroups = sum(math.ceil(role.warps / WARPGROUP) for role in roles if not role.multiplies)
-        roles += (whole.warps // WARPGROUP - other_warpgroups - 1) * multiplying
+    multiplying_roles = [role for role in roles if role.multiplies]
+    if len(multiplying_roles) == 1 and multiplying_roles[0].warps == WARPGROUP_WARPS:
+        other_warpgroups = sum(math.ceil(role.warps / WARPGROUP_WARPS) for role in roles if not role.multiplies)
+        roles += (whole.warps // WARPGROUP_WARPS - other_warpgroups - 1) * multiplying_roles
     return [*roles, Role(whole.warps, tuple(shared_code), (), ())]
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Yields the number of warps for each barrier with a thread count, such as `BAR.SYNC 0x2, 0x80`."""
+    """Yields the number of warps for each barrier with a thread count: 4 warps for `BAR.SYNC 0x2, 0x80`."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
-            yield int(entry.arguments[1], 16) // WARP
+            yield int(entry.arguments[1], 16) // WARP_THREADS
 
 
 def _fed(whole: Role) -> list[Role]:
-    feeding = tuple(body for body in whole.loops if not any(entry.mma_flops for entry in body))
-    if not whole.multiplies or not feeding or whole.warps <= WARPGROUP:
+    feeding_loops = tuple(body for body in whole.loops if not any(entry.mma_flops for entry in body))
+    if not whole.multiplies or not feeding_loops or whole.warps <= WARPGROUP_WARPS:
         return [whole]
-    multiplying = tuple(body for body in whole.loops if body not in feeding)
-    feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in feeding) else WARPGROUP
+    multiplying_loops = tuple(body for body in whole.loops if body not in feeding_loops)
+    num_feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in feeding_loops) else WARPGROUP_WARPS
     return [
-        Role(whole.warps - feeders, (), (), multiplying),
-        Role(feeders, (), (), feeding),
+        Role(whole.warps - num_feeders, (), (), multiplying_loops),
+        Role(num_feeders, (), (), feeding_loops),
         Role(whole.warps, whole.once, whole.rounds, ()),
     ]
 
 
 @dataclass(frozen=True)
 class Share:
-    """Holds the share of one launch in its op's work."""
+    """Holds the part of an op's work that one compiled kernel does: its matrix FLOPs and its bytes."""
 
     matrix_flops: float
     read_bytes: float
@@ -183,7 +184,7 @@ class Share:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """Describes the work of one launch of a compiled kernel."""
+    """Describes the work of one launch of a compiled kernel: its CTAs, loops, and busy clocks of each pipe."""
 
     name: str
     launches: int
@@ -215,51 +216,50 @@ class LaunchWork:
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
-    """Returns the work of one launch.  The kernel has `info.launches` launches, which together do `share` of the op's
-    work.
+    """Returns the work of one launch of a kernel.  All `info.launches` launches together do the work in `share`.
 
     Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid."""
-    target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
-    if info.target.rstrip("af") != target:
-        raise ValueError(f"compiled: expected code for {target}, {device.full_name}'s, got {info.target}")
-    fits = occupancy(device, info.threads, info.registers, info.shared_bytes)
-    if fits.ctas_per_sm == 0:
-        raise ValueError(f"compiled: {info.name} does not fit on an SM, for lack of {fits.limiter}")
+    sm_target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
+    if info.target.rstrip("af") != sm_target:
+        raise ValueError(f"compiled: expected code for {sm_target}, {device.full_name}'s, got {info.target}")
+    cta_occupancy = occupancy(device, info.threads, info.registers, info.shared_bytes)
+    if cta_occupancy.ctas_per_sm == 0:
+        raise ValueError(f"compiled: {info.name} does not fit on an SM, for lack of {cta_occupancy.limiter}")
     ctas = info.ctas or math.prod(info.grid)
     if ctas < 1:
         raise ValueError(f"compiled: expected a grid of {info.name} that has CTAs, got {tuple(info.grid)}")
     code = parse_code(info.sass)
     roles = roles_of(code, info.threads, info.indirect)
-    loads = _Loads(code, roles, info)
+    cta_loads = _Loads(code, roles, info)
     cta_share = 1 / (info.launches * ctas)
     rounds, peak = _rounds(roles, share.write_bytes * cta_share), 1.0
     if rounds > 1:
         peak = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
-    turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, loads.turn)
-    requested = turns * loads.turn + loads.once
-    from_hbm = min(1.0, share.read_bytes * cta_share / requested) if requested else 1.0
-    latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
-    busiest = _cta_cycles(roles, peak, turns * peak / rounds, loads.requested / chip.l2_share(ctas), latency, chip)
+    turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, cta_loads.turn)
+    requested_bytes = turns * cta_loads.turn + cta_loads.once
+    hbm_share = min(1.0, share.read_bytes * cta_share / requested_bytes) if requested_bytes else 1.0
+    latency = hbm_share * chip.hbm_latency + (1 - hbm_share) * chip.l2_latency
+    cycles = _cta_cycles(roles, peak, turns * peak / rounds, cta_loads.requested / chip.l2_share(ctas), latency, chip)
     return LaunchWork(
         name=info.name,
         launches=info.launches,
         ctas=ctas,
-        occupancy=fits,
-        waves=waves(ctas, fits.ctas_per_sm, device.sms),
+        occupancy=cta_occupancy,
+        waves=waves(ctas, cta_occupancy.ctas_per_sm, device.sms),
         roles=sum(bool(role.loops) for role in roles),
         rounds=rounds,
         most_rounds=peak,
         turns=turns,
         pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
-        cta_cycles=busiest + bool(loads.copied) * chip.hbm_latency,
-        in_flight_bytes=loads.in_flight(chip),
-        async_bytes=turns * loads.requested,
+        cta_cycles=cycles + bool(cta_loads.copied) * chip.hbm_latency,
+        in_flight_bytes=cta_loads.in_flight(chip),
+        async_bytes=turns * cta_loads.requested,
         uses_mma_sync=any(entry.mma_flops and not entry.is_wgmma for entry in code),
     )
 
 
 class _Loads:
-    """Counts the bytes that all lanes of a CTA load."""
+    """Counts the bytes that one CTA loads, over all its threads."""
 
     def __init__(self, code: Sequence[SassInstruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
@@ -275,92 +275,95 @@ class _Loads:
         )
 
     def in_flight(self, chip: Chip) -> float:
-        """Returns the most bytes of loads that one CTA has in flight at once."""
-        bodies = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
-        plain_bytes = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
+        """Returns the maximum bytes of loads that one CTA has in flight at one time."""
+        code_parts = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
+        plain_bytes = float(max(bytes_in_flight(body, chip) for body in code_parts) * self._info.threads)
         if not self.copied and not any(entry.loads_async for entry in self._code):
             return plain_bytes
-        shared = self._info.shared_bytes
-        stages = max(2, shared // self.copied if self.copied else self._info.num_stages)
+        shared_bytes = self._info.shared_bytes
+        stages = max(2, shared_bytes // self.copied if self.copied else self._info.num_stages)
         # The CTA reads one stage of the ring while the other stages fill.
-        return max(plain_bytes, (stages - 1) * min(self.copied or shared, shared / stages) * self._share())
+        return max(plain_bytes, (stages - 1) * min(self.copied or shared_bytes, shared_bytes / stages) * self._share())
 
     def _share(self) -> float:
-        """Returns the number of copies that a CTA starts, divided by the number of copies that it receives."""
-        loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
-        return len(loads) / sum(_receivers(self._code, entry) for entry in loads) if loads else 1.0
+        """Returns the number of copies that a CTA starts, divided by the number of copies that it receives.  In a
+        cluster with multicast, one copy goes to several CTAs."""
+        tma_loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
+        return len(tma_loads) / sum(_receivers(self._code, entry) for entry in tma_loads) if tma_loads else 1.0
 
     def _copied(self, body: Sequence[SassInstruction], warps: int) -> float:
-        copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
+        num_bytes = sum(
+            float(e.bytes_per_thread * WARP_THREADS * warps) for e in body if e.loads_async and e.bytes_per_thread
+        )
         if not any(entry.fills_by_tma for entry in body):
-            return copied
+            return num_bytes
         # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
-        announced = sum(_told(self._code, entry) for entry in body)
-        return copied + (announced or self._info.shared_bytes / max(1, self._info.num_stages))
+        announced_bytes = sum(_told(self._code, entry) for entry in body)
+        return num_bytes + (announced_bytes or self._info.shared_bytes / max(1, self._info.num_stages))
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """Returns the bytes that an arrival at an mbarrier announces, or 0 if the code has no such constant."""
+    """Returns the bytes that a thread announces at an mbarrier, or 0 if this number is not constant."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
-    """Returns the number of CTAs of the cluster that receive a copy, from the constant mask of a multicast."""
+    """Returns how many CTAs of the cluster receive a copy.  A multicast has a constant mask with one bit per CTA."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
 def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
-    """Returns the constant in the register of the last operand, or 0 if the register is not constant."""
+    """Returns the constant that the last operand's register holds.  Returns 0 if its value is not constant."""
     register = entry.arguments[-1]
-    setting = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
-    constant = setting[-1].arguments[-1] if setting and setting[-1].name in ("MOV", "IMAD", "UMOV") else ""
+    writers = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
+    constant = writers[-1].arguments[-1] if writers and writers[-1].name in ("MOV", "IMAD", "UMOV") else ""
     return int(constant, 16) if constant.startswith("0x") else 0
 
 
 def _plain(body: Iterable[SassInstruction], warps: int) -> float:
-    return sum(float(entry.bytes_per_thread * WARP * warps) for entry in body if entry.loads_global)
+    return sum(float(entry.bytes_per_thread * WARP_THREADS * warps) for entry in body if entry.loads_global)
 
 
 def _flops(body: Iterable[SassInstruction], warps: int) -> float:
-    return sum(e.mma_flops * (warps / WARPGROUP if e.is_wgmma else warps) for e in body)
+    return sum(e.mma_flops * (warps / WARPGROUP_WARPS if e.is_wgmma else warps) for e in body)
 
 
 def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
-    return sum(2.0 * WARP * warps for entry in body if entry.name == "FFMA")
+    return sum(2.0 * WARP_THREADS * warps for entry in body if entry.name == "FFMA")
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Returns how many tiles a CTA needs to store `write_bytes`.  TMA stores the bytes in shared memory."""
-    stored = 0.0
+    """Returns how many tiles a CTA stores to write `write_bytes`.  For TMA, counts the stores to shared memory."""
+    stored_bytes = 0.0
     for role in roles:
         by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
-        entries = [e for e in role.rounds if (e.family == "shared_store" if by_tma else e.stores_global)]
-        stored += sum(float(e.bytes_per_thread * WARP * role.warps) for e in entries)
-    return max(1.0, write_bytes / stored) if stored else 1.0
+        store_entries = [e for e in role.rounds if (e.family == "shared_store" if by_tma else e.stores_global)]
+        stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in store_entries)
+    return max(1.0, write_bytes / stored_bytes) if stored_bytes else 1.0
 
 
 def _turns(roles: Sequence[Role], flops: float, read_bytes: float, loaded: float) -> float:
     if not any(role.loops for role in roles):
         return 0.0
-    per_turn = sum(_flops(role.turn, role.warps) for role in roles)
-    outside = sum(_flops(role.once, role.warps) for role in roles)
-    if not per_turn and not outside:
-        per_turn = sum(_fma_flops(role.turn, role.warps) for role in roles)
-        outside = sum(_fma_flops(role.once, role.warps) for role in roles)
-    by_flops = max(0.0, flops - outside) / per_turn if per_turn else 0.0
-    by_bytes = read_bytes / loaded if loaded else 0.0
-    return max(1.0, by_flops, by_bytes)
+    flops_per_turn = sum(_flops(role.turn, role.warps) for role in roles)
+    outside_flops = sum(_flops(role.once, role.warps) for role in roles)
+    if not flops_per_turn and not outside_flops:
+        flops_per_turn = sum(_fma_flops(role.turn, role.warps) for role in roles)
+        outside_flops = sum(_fma_flops(role.once, role.warps) for role in roles)
+    turns_by_flops = max(0.0, flops - outside_flops) / flops_per_turn if flops_per_turn else 0.0
+    turns_by_bytes = read_bytes / loaded if loaded else 0.0
+    return max(1.0, turns_by_flops, turns_by_bytes)
 
 
 def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float, chip: Chip) -> dict[Pipe, float]:
     total: Counter[Pipe] = Counter()
     for role in roles:
-        for body, times in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
+        for body, repeats in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
             for entry in body:
                 for pipe, cycles in chip.cycles(entry).items():
-                    total[pipe] += cycles * times * role.warps  # type: ignore[assignment]
+                    total[pipe] += cycles * repeats * role.warps  # type: ignore[assignment]
     return dict(total)
 
 
@@ -368,18 +371,18 @@ def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
     """Returns the clocks of a CTA's dependent steps, alone on its SM.  `copy_cycles` are for one iteration's copies."""
-    shared_cycles = slowest = begin_cycles = end_cycles = 0.0
+    shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
         setup, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
         if not role.loops:
             shared_cycles += setup + rounds * one_round  # all warps run this code
             continue
         turn_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
-        copies = any(entry.loads_async for entry in role.turn)
-        slowest = max(slowest, setup + rounds * one_round + turns * max(turn_cycles, copies * copy_cycles))
+        has_copies = any(entry.loads_async for entry in role.turn)
+        max_cycles = max(max_cycles, setup + rounds * one_round + turns * max(turn_cycles, has_copies * copy_cycles))
         begin_cycles, end_cycles = max(begin_cycles, setup), max(end_cycles, one_round)
-    working = [role for role in roles if role.loops]
-    if len(working) > 1:
-        shared = _pipe_cycles(working, 0, rounds, turns, chip)
-        slowest = max(slowest, begin_cycles + max(shared.values()) + end_cycles)
-    return shared_cycles + slowest
+    working_roles = [role for role in roles if role.loops]
+    if len(working_roles) > 1:
+        shared_pipes = _pipe_cycles(working_roles, 0, rounds, turns, chip)
+        max_cycles = max(max_cycles, begin_cycles + max(shared_pipes.values()) + end_cycles)
+    return shared_cycles + max_cycles

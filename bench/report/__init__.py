@@ -1,1 +1,1 @@
-"""Makes reports from records: roofline figures (`figures.py`), one HTML page (`page.py`), history and pictures."""
+"""Makes reports from records: roofline figures (`figures.py`), an HTML page (`page.py`), history and pictures."""

@@ -1,4 +1,4 @@
-"""Collects all contents of a report as plain data.  The HTML page is made from these data, and `--json` prints them.
+"""Collects the contents of a report as plain data.  The HTML page is made from these data, and `--json` prints them.
 
 The summary comes first: the speed of the best kernels against naive and library kernels, faults, and missing
 measurements.
@@ -37,7 +37,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """Summarises the ratios of several cases: their geometric mean, the smallest ratio and the largest ratio."""
+    """Summarises several ratios, one for each case: their geometric mean, the smallest ratio and the largest ratio."""
 
     mean: float
     low: float
@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """Compares an op's fastest optimized kernels (or else its fastest kernels) with library and naive kernels."""
+    """Compares the fastest (preferably optimized) kernels of one op with its library and naive kernels."""
 
     machine: str
     op: str
@@ -66,7 +66,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Problem:
-    """Describes a result that the reader of a report must not overlook."""
+    """Describes a failed or impossible result that a reader of the report must see."""
 
     machine: str
     kind: str
@@ -80,7 +80,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """Describes what was not measured, and the reason."""
+    """Describes measurements that are missing in the report, and the reason."""
 
     machine: str
     status: str
@@ -91,7 +91,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class StatusCount:
-    """Counts the records of one kind for each status."""
+    """Counts the records of one kind (check, bench and so on) for each status."""
 
     kind: str
     total: int
@@ -99,35 +99,35 @@ class StatusCount:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """Returns one `Standing` for each machine, op and scheme with a time.  Machines are never combined."""
+    """Returns one `Standing` for each machine, op and scheme (dtypes).  Times of two machines are never combined."""
     rows = []
     for op in ops:
         for ladder in op.ladders:
             for scheme, blocks in grouped(ladder.blocks, lambda block: block.scheme).items():
-                best = []
+                best_rows = []
                 for block in blocks:
-                    timed = [row for row in block.rows if row.latency_ms is not None]
-                    candidates = [row for row in timed if row.record.role == "optimized"] or timed
-                    best += sorted(candidates, key=lambda row: row.latency_ms or 0.0)[:1]
-                best = [row for row in best if row.record.role == "optimized"] or best
-                if best:
-                    rows.append(_standing(ladder.machine, op, scheme, best))
+                    timed_rows = [row for row in block.rows if row.latency_ms is not None]
+                    candidate_rows = [row for row in timed_rows if row.record.role == "optimized"] or timed_rows
+                    best_rows += sorted(candidate_rows, key=lambda row: row.latency_ms or 0.0)[:1]
+                best_rows = [row for row in best_rows if row.record.role == "optimized"] or best_rows
+                if best_rows:
+                    rows.append(_standing(ladder.machine, op, scheme, best_rows))
     return tuple(rows)
 
 
 def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]) -> Standing:
-    over_library = [row.over_library for row in best if row.over_library]
-    over_naive = [row.over_naive for row in best if row.over_naive]
+    library_ratios = [row.over_library for row in best if row.over_library]
+    naive_ratios = [row.over_naive for row in best if row.over_naive]
     return Standing(
         machine=machine,
         op=op.op,
         scheme=scheme,
-        over_library=span([ratio.value for ratio in over_library]),
-        over_naive=span([ratio.value for ratio in over_naive]),
+        over_library=span([ratio.value for ratio in library_ratios]),
+        over_naive=span([ratio.value for ratio in naive_ratios]),
         of_bound=span([row.record.bound_fraction for row in best if row.record.bound_fraction]),
-        slower_cases=sum(ratio.value < 1 for ratio in over_library),
+        slower_cases=sum(ratio.value < 1 for ratio in library_ratios),
         kernels=tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
-        other_runs=sum(ratio.other_run for ratio in (*over_library, *over_naive)),
+        other_runs=sum(ratio.other_run for ratio in (*library_ratios, *naive_ratios)),
         no_library=op.no_library,
     )
 
@@ -142,49 +142,51 @@ def span(values: Sequence[float]) -> Span | None:
 def problems(
     located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[tables.ComparisonRow]
 ) -> tuple[Problem, ...]:
-    """Returns failed and impossible results, and A/B verdicts that block a merge.  A result is left out if a newer
-    record of the same machine, kernel, case and scheme exists.
+    """Returns failed results, results with impossible times, and A/B verdicts that block a merge.  A newer record of
+    the same machine, kernel, case and scheme replaces an older result.
 
     `current` has the newest bench record of each kernel, case and machine (`sources.newest`).
     """
-    faults = []
-    checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
+    found_problems = []
+    newest_checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     other_records = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
         # All runs of the engine have one name, and so have all loads; their cases differ.
         lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
-    for item in (*current, *checks, *other_records):
+    for item in (*current, *newest_checks, *other_records):
         record, fault = item.record, sources.fault(item.record)
         if fault:
             name = "/".join(word for word in (record.op, record.kernel) if word) or record.case_id or record.kind
             case_text = " ".join(word for word in (record.case_id if record.op else None, record.scheme) if word)
-            faults.append(Problem(machine_of(record), record.kind, name, case_text, *fault, item.source))
+            found_problems.append(Problem(machine_of(record), record.kind, name, case_text, *fault, item.source))
     for row in comparisons:
         if row.stops:
             case_text = f"{row.record.case_id} {row.record.scheme}"
             name = f"{row.name} against {row.baseline}"
-            faults.append(Problem(row.machine, "ab", name, case_text, row.verdict, row.why, row.source))
-    return tuple(faults)
+            found_problems.append(Problem(row.machine, "ab", name, case_text, row.verdict, row.why, row.source))
+    return tuple(found_problems)
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
-    """Returns what was not measured: kernels without a time, and kernels or kinds of measurement without a record."""
+    """Returns what is not measured: kernels without a time or without a record, and missing kinds of records."""
     gaps = []
-    untimed = (
-        item.record for item in current if item.record.status in sources.FINE and item.record.latency_median_ms is None
+    untimed_records = (
+        item.record
+        for item in current
+        if item.record.status in sources.FINE_STATUSES and item.record.latency_median_ms is None
     )
-    for (machine, status, reason), records in grouped(untimed, _gap).items():
+    for (machine, status, reason), records in grouped(untimed_records, _gap).items():
         names = [f"{record.op}/{record.kernel}" for record in records]
         gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
-    registered = [kernel.id for kernel in registry.every_kernel()]
+    registered_ids = [kernel.id for kernel in registry.every_kernel()]
     for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
         recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in items}
-        if absent := tuple(name for name in registered if name not in recorded_names):
+        if absent_kernels := tuple(name for name in registered_ids if name not in recorded_names):
             reason_text = "registered, and in no bench record of this machine"
-            gaps.append(Gap(machine, "NO RECORD", reason_text, absent, len(absent)))
-    kinds = {item.record.kind for item in located}
-    gone = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds)
+            gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
+    recorded_kinds = {item.record.kind for item in located}
+    gone = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in recorded_kinds)
     if gone:
         gaps.append(Gap("any machine", "NO RECORD", "no record of these kinds was read", gone, len(gone)))
     return tuple(gaps)
@@ -196,23 +198,23 @@ def _gap(record: Record) -> tuple[str, str, str]:
 
 
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
-    """Counts the records by kind and status."""
-    counts = []
+    """Counts the records for each kind and status."""
+    status_counts = []
     for kind, name in KIND_NAMES.items():
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
-            counts.append(StatusCount(name, statuses.total(), tuple(statuses.most_common())))
-    return tuple(counts)
+            status_counts.append(StatusCount(name, statuses.total(), tuple(statuses.most_common())))
+    return tuple(status_counts)
 
 
 def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
-    """Returns the trend of each op's largest case on each machine, if two or more commits have times."""
+    """Returns how the time of each op's largest case changed over at least two commits, for each machine."""
     machines = grouped((item.record for item in located), machine_of).values()
-    largest = {id(record) for records in machines for record in largest_cases(records)}
-    trend_items = [item for item in located if id(item.record) in largest and not why_not(item.record)]
+    largest_ids = {id(record) for records in machines for record in largest_cases(records)}
+    trend_items = [item for item in located if id(item.record) in largest_ids and not why_not(item.record)]
     found = find_trends(points_of((item.record, item.source) for item in trend_items), {})
-    several = [trend for trend in found if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
-    return tuple({**trend.row(), "source": trend.points[-1].file} for trend in several)
+    long_trends = [trend for trend in found if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
+    return tuple({**trend.row(), "source": trend.points[-1].file} for trend in long_trends)
 
 
 @dataclass(frozen=True)
@@ -250,11 +252,11 @@ class Content:
 
 
 def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
-    """Makes the content of a report from the records `located`.  The oldest record must come first."""
+    """Makes the content of a report from records.  `located` has the records with their files, oldest first."""
     benches = sources.benches_of(located)
-    current = sources.choose(benches)
+    current_benches = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)
-    faults = problems(located, current, comparisons)
+    found_problems = problems(located, current_benches, comparisons)
     num_failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -263,15 +265,15 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=num_failed - sum(sources.fault(item.record) is not None for item in current),
+        replaced_failures=num_failed - sum(sources.fault(item.record) is not None for item in current_benches),
         standings=standings(ops),
-        problems=tuple(entry for entry in faults if entry.status != "NOISY"),
-        noisy=tuple(entry for entry in faults if entry.status == "NOISY"),
-        unmeasured=unmeasured(current, located),
+        problems=tuple(entry for entry in found_problems if entry.status != "NOISY"),
+        noisy=tuple(entry for entry in found_problems if entry.status == "NOISY"),
+        unmeasured=unmeasured(current_benches, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
         machines=machines_of(located),
-        rooflines=rooflines(located, current),
+        rooflines=rooflines(located, current_benches),
         ops=ops,
         comparisons=comparisons,
         compiled=tables.compiled_tables(located),
@@ -284,7 +286,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
 
 
 def _version() -> str:
-    """Returns the installed version, or a text with the hash of the source files if Rooflab is not installed."""
+    """Returns the installed version of Rooflab, or a text with the hash of the source files if it is not installed."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Extracts further details of a record, beside its main numbers, and the properties of machines."""
+"""Formats details of records for a report, such as commit and config, and collects the properties of machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def commit_text(commit: str | None, dirty: bool | None) -> str:
-    """Returns the first eight digits of a commit, with a mark if the working tree had changes."""
+    """Returns the first eight digits of a commit, and adds "dirty" if the working tree had changes."""
     if not commit:
         return "no commit"
     return f"{commit[:8]} dirty" if dirty else commit[:8]
@@ -29,12 +29,12 @@ def moment(timestamp: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Returns the HTML anchor for `text`, which has only letters, digits and hyphens."""
+    """Converts `text` into an HTML anchor, which has only lower-case letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
-    """Returns labels and values of a record's details: commit, config, timer and so on.  Missing ones are omitted."""
+    """Returns the details of a record as pairs of label and value: commit, config, timer and so on."""
     by = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
@@ -67,12 +67,12 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
 
 
 def predicted(record: Record) -> str:
-    """Returns the predicted time with the predictor's error.  The text is empty if there is no prediction."""
+    """Formats a record's predicted time and the predictor's error.  The text is empty without a prediction."""
     if record.predicted_ms is None:
         return ""
     error = record.prediction_error
-    said = "uncalibrated" if error is None else f"held-out error {percent(error)}"
-    return f"{digits(record.predicted_ms * 1e3, 4)} µs, {said}"
+    error_note = "uncalibrated" if error is None else f"held-out error {percent(error)}"
+    return f"{digits(record.predicted_ms * 1e3, 4)} µs, {error_note}"
 
 
 def value_text(name: str, value: Any) -> str:
@@ -88,7 +88,7 @@ def value_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """Describes one property of a machine.  If the property differs between runs, `values` has all its values."""
+    """Describes one property of a machine.  `values` has all values of the property if it differs between runs."""
 
     label: str
     values: tuple[str, ...]
@@ -96,7 +96,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Machine:
-    """Describes one kind of machine, and counts its records and runs."""
+    """Describes a machine, and counts its records and runs."""
 
     key: str
     name: str
@@ -108,22 +108,22 @@ class Machine:
     last: str
 
 
-_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
-_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
+_SHOWN_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
+_SHOWN_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
-    """Returns one entry for each machine.  GPUs come before CPUs, and each group is sorted by key."""
+    """Returns one entry for each machine in the records.  GPUs come before CPUs, and each group is sorted by key."""
     groups = grouped(located, lambda item: machine_of(item.record)).items()
     sorted_groups = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []
-    for number, (key, items) in enumerate(sorted_groups, 1):
-        last = items[-1].record.environment
-        name = str((last.get("gpu") or {}).get("name") or last.get("cpu") or key)
+    for machine_number, (key, items) in enumerate(sorted_groups, 1):
+        last_environment = items[-1].record.environment
+        name = str((last_environment.get("gpu") or {}).get("name") or last_environment.get("cpu") or key)
         machine = Machine(
             key=key,
             name=name,
-            anchor=f"machine-{number}-{slug(name)}",
+            anchor=f"machine-{machine_number}-{slug(name)}",
             facts=_facts([item.record for item in items]),
             records=len(items),
             runs=len({item.record.run_id for item in items}),
@@ -134,24 +134,24 @@ def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
     return tuple(machines)
 
 
-_READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+_READING_NAMES = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
     """Returns all values of each machine property.  Clocks, power and temperature have only minimum and maximum."""
-    by_label: dict[str, dict[str, None]] = {}
-    readings: dict[str, list[float]] = {name: [] for name in _READINGS}
+    values_by_label: dict[str, dict[str, None]] = {}
+    values_by_name: dict[str, list[float]] = {name: [] for name in _READING_NAMES}
     for record in records:
         environment, clocks = record.environment, record.clocks or {}
         for name, value in {**(environment.get("gpu") or {}), **environment}.items():
-            if name not in _ELSEWHERE and value is not None:
-                by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
-        for name, values_of in readings.items():
+            if name not in _SHOWN_ELSEWHERE and value is not None:
+                values_by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
+        for name, numbers in values_by_name.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            values_of += [value for value in values or () if isinstance(value, int | float)]
-    facts = [Fact(label, tuple(values)) for label, values in by_label.items()]
-    ranges = {name: [min(values_of), max(values_of)] for name, values_of in readings.items() if values_of}
-    facts += [Fact(metric_label(name), (value_text(name, low_high),)) for name, low_high in ranges.items()]
+            numbers += [value for value in values or () if isinstance(value, int | float)]
+    facts = [Fact(label, tuple(values)) for label, values in values_by_label.items()]
+    range_by_name = {name: [min(numbers), max(numbers)] for name, numbers in values_by_name.items() if numbers}
+    facts += [Fact(metric_label(name), (value_text(name, low_high),)) for name, low_high in range_by_name.items()]
     read = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
     reasons = dict.fromkeys(reason for clocks in read for reason in clocks.get("throttle_names") or ())
     return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if read else []))

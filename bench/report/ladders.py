@@ -1,4 +1,4 @@
-"""Compares the kernels of each op in a table: naive, library, then the order of the op folder's docstring."""
+"""Compares the kernels of each op in a table: first naive, then library, then the kernels in the op's own order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import get_args
 from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
-    NOT_WRONG,
+    NOT_WRONG_STATUSES,
     Located,
     Source,
     benches_of,
@@ -32,15 +32,15 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import Role
 from rooflab.roofline.numbers import time_unit
 
-_ROLES: tuple[str, ...] = get_args(Role)
+_ROLE_ORDER: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05
 """If bytes/s exceed the bandwidth ceiling by more than this factor, the ceiling's measured spread is no explanation."""
-_ENTRY = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
+_ENTRY_PATTERN = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Holds the speed relative to another kernel on the same case and machine.  The value 2 means half the time."""
+    """Holds the speed of a kernel relative to another, on one case and machine.  A value of 2 means half the time."""
 
     value: float
     source: Source
@@ -51,7 +51,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class LadderRow:
-    """Holds the result of one kernel on one case (input shape)."""
+    """Holds one table row: the result of one kernel on one case (input shape)."""
 
     record: Record
     source: Source
@@ -71,7 +71,7 @@ class LadderRow:
 
     @property
     def traffic(self) -> str:
-        """Returns the source of the bytes in bytes/s: counted, modelled, or the least bytes that the op needs."""
+        """Returns how the bytes for bytes/s are known: counted, modelled, or the least bytes that the op needs."""
         record = self.record
         return (record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none"
 
@@ -84,7 +84,7 @@ class LadderRow:
 
 @dataclass(frozen=True)
 class LadderCase:
-    """Holds the results of one case (input shape) in one scheme (dtypes), for all kernels that can be compared."""
+    """Holds the results of all comparable kernels on one case (input shape) in one scheme (dtypes)."""
 
     case_id: str
     scheme: str
@@ -93,7 +93,7 @@ class LadderCase:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Holds the results of one op on one machine."""
+    """Holds the table (ladder) of one op on one machine: the results of all its kernels."""
 
     machine: str
     blocks: tuple[LadderCase, ...]
@@ -102,16 +102,16 @@ class Ladder:
 
     @property
     def not_run(self) -> dict[str, Counter[str]]:
-        """Counts, by reason and kernel, the cases in which the kernel could not run."""
-        counts: dict[str, Counter[str]] = {}
+        """Counts the cases in which a kernel could not run, for each reason and each kernel."""
+        case_counts: dict[str, Counter[str]] = {}
         for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
-            counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
-        return counts
+            case_counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
+        return case_counts
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """Summarises the newest checks of one kernel on one machine, over all cases and schemes."""
+    """Counts right and wrong results in the newest checks of one kernel on one machine, over all cases."""
 
     kernel: str
     machine: str
@@ -128,7 +128,7 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class OpLadder:
-    """Holds all results of one op."""
+    """Holds all results of one op: its times and its checks, on every machine."""
 
     op: str
     order: tuple[str, ...]
@@ -139,17 +139,17 @@ class OpLadder:
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """Returns each kernel's description in the op folder's docstring, in order.  Other repositories' ops have none."""
+    """Returns each kernel's description from the docstring of the op's folder.  Ops of other repositories have none."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
-    text = importlib.import_module(f"rooflab.kernels.{op}").__doc__ or ""
-    registered = registry.kernels(op)
-    return {name: " ".join(line.split()) for name, line in _ENTRY.findall(text) if name in registered}
+    docstring = importlib.import_module(f"rooflab.kernels.{op}").__doc__ or ""
+    kernels = registry.kernels(op)
+    return {name: " ".join(line.split()) for name, line in _ENTRY_PATTERN.findall(docstring) if name in kernels}
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
-    """Returns a row for each kernel in the op's list: its name, backend, description and file of code."""
+    """Returns a table row for each described kernel of an op: its name, backend, description and source file."""
     rows = []
     for name, line in ladder_lines(op).items():
         kernel = registry.get_kernel(op, name)
@@ -159,24 +159,24 @@ def ladder_rows(op: str) -> list[dict[str, str]]:
 
 
 def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
-    """Returns one entry for each op that was timed or checked, sorted by name."""
+    """Returns the results of each op that was timed or checked, sorted by op name."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     checks_by_op = grouped(checks, lambda item: kernel_key(item.record)[1])
-    timed = grouped(choose(benches), lambda item: kernel_key(item.record)[1])
+    timed_by_op = grouped(choose(benches), lambda item: kernel_key(item.record)[1])
     past_benches = grouped(benches, lambda item: _beside(item.record))
-    entries = []
-    for op in sorted(timed.keys() | checks_by_op.keys()):
+    op_results = []
+    for op in sorted(timed_by_op.keys() | checks_by_op.keys()):
         order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
-        machines = grouped(timed.get(op, ()), lambda item: machine_of(item.record))
+        machines = grouped(timed_by_op.get(op, ()), lambda item: machine_of(item.record))
         ladders = tuple(_ladder(machine, items, past_benches, order) for machine, items in machines.items())
         no_library = (spec.no_library or "") if spec else ""
-        entries.append(OpLadder(op, order, no_library, ladders, _check_rows(checks_by_op.get(op, ()), order)))
-    return tuple(entries)
+        op_results.append(OpLadder(op, order, no_library, ladders, _check_rows(checks_by_op.get(op, ()), order)))
+    return tuple(op_results)
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """Returns the values that must be equal for two kernels to be compared: machine, op, case and scheme."""
+    """Returns the machine, op, case and scheme of a record.  Two kernels are compared only if these are equal."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -187,7 +187,7 @@ def _ladder(
     past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    """Makes the table of an op on a machine.  Small cases come first; cases of equal size keep their order."""
+    """Makes the table of an op on one machine.  Cases are sorted by size, the smallest first."""
 
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
@@ -196,56 +196,58 @@ def _ladder(
     for key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
         blocks.append(LadderCase(key[2], key[3], tuple(_row(item, group, past[key]) for item in group)))
-    times = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
-    return Ladder(machine, tuple(blocks), time_unit(times))
+    latencies_ms = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
+    return Ladder(machine, tuple(blocks), time_unit(latencies_ms))
 
 
 def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
     role, kernel = record.role, record.kernel or ""
     index = order.index(kernel) if kernel in order else len(order)
-    return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), index, kernel
+    return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)), index, kernel
 
 
 def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
-    record, latency, problem = item.record, latency_ms(item.record), fault(item.record)
-    status, reason = problem or (record.status, record.reason)
-    if latency is None and problem is None and not reason:
+    record, median_ms, row_fault = item.record, latency_ms(item.record), fault(item.record)
+    status, reason = row_fault or (record.status, record.reason)
+    if median_ms is None and row_fault is None and not reason:
         reason = "the record holds no time"
-    library, naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
+    vs_lib, vs_naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
-    return LadderRow(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
+    return LadderRow(
+        record, item.source, status, reason, status not in NOT_WRONG_STATUSES, median_ms, vs_lib, vs_naive, facts
+    )
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
     """Returns the speed relative to the kernel with role `role` in the same run, else in the newest other run."""
-    latency = latency_ms(record)
-    if latency is None or record.role == role:
+    median_ms = latency_ms(record)
+    if median_ms is None or record.role == role:
         return None
-    same_run = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
-    newest_run = [item for item in group if item.record.role == role]
-    for candidates, other_run in ((same_run, False), (newest_run, True)):
-        timed = [(time, item.source) for item in candidates if (time := latency_ms(item.record)) is not None]
-        if timed:
-            base, source = min(timed, key=lambda pair: pair[0])
-            return Ratio(base / latency, source, other_run)
+    same_run_items = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
+    newest_items = [item for item in group if item.record.role == role]
+    for candidates, other_run in ((same_run_items, False), (newest_items, True)):
+        timed_items = [(ms, item.source) for item in candidates if (ms := latency_ms(item.record)) is not None]
+        if timed_items:
+            base_ms, source = min(timed_items, key=lambda pair: pair[0])
+            return Ratio(base_ms / median_ms, source, other_run)
     return None
 
 
 def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
     rows = []
-    ranked = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
-    for (machine, kernel), items in grouped(ranked, lambda item: kernel_key(item.record)[:3:2]).items():
-        ran = [item.record for item in items if item.record.status not in NOT_RUN]
-        errors = [stats.get("max_error_over_tolerance") for record in ran for stats in record.errors]
+    ranked_checks = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
+    for (machine, kernel), items in grouped(ranked_checks, lambda item: kernel_key(item.record)[:3:2]).items():
+        ran_records = [item.record for item in items if item.record.status not in NOT_RUN]
+        errors = [stats.get("max_error_over_tolerance") for record in ran_records for stats in record.errors]
         row = CheckRow(
             kernel=kernel,
             machine=machine,
-            checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran)) or "none",
-            right=sum(record.status == "OK" for record in ran),
-            wrong=sum(record.status != "OK" for record in ran),
-            not_run=len(items) - len(ran),
+            checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran_records)) or "none",
+            right=sum(record.status == "OK" for record in ran_records),
+            wrong=sum(record.status != "OK" for record in ran_records),
+            not_run=len(items) - len(ran_records),
             worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
-            weak=sum(bool(record.weak) for record in ran),
+            weak=sum(bool(record.weak) for record in ran_records),
             source=items[-1].source,
         )
         rows.append(row)

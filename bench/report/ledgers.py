@@ -1,4 +1,4 @@
-"""Draws the times of an engine step's ops (a ledger) as stacked bars, with one bar for each record."""
+"""Draws the times of one engine step as a stacked bar for each record.  The parts of a bar are the times of the ops."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
-UNSTACKED = ("host_ms", "timers_ms", "step_ms", "itl_ms")
+UNSTACKED_METRICS = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
-COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
+SEGMENT_COLOURS = (
+    "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
+)
 """Colours that are readable on white and on dark pages: a contrast of at least 3 to 1 to both; a test checks this."""
-HOST, GREY = "host and gaps", "#7b828b"
+HOST_NAME, GREY = "host and gaps", "#7b828b"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Describes the part of a bar for one op at one point of an engine step, or for the host's time."""
+    """Describes one part of a bar: the time of one op at one position in the engine step, or the host's time."""
 
     name: str
     ms: float
@@ -32,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LedgerBar:
-    """Holds the bar of one record."""
+    """Holds the bar of one record: the times of the ops in one engine step."""
 
     record: Record
     machine: str
@@ -46,7 +48,7 @@ class LedgerBar:
 
 @dataclass(frozen=True)
 class LedgerGroup:
-    """Holds the bars of one engine step of one model on one machine, in order of time."""
+    """Holds the bars for one kind of engine step of one model on one machine.  The oldest bar comes first."""
 
     title: str
     bars: tuple[LedgerBar, ...]
@@ -55,7 +57,7 @@ class LedgerGroup:
 
 
 def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
-    """Makes the groups of bars from all step ledgers among the records."""
+    """Makes groups of bars from the records with times of engine steps.  Other records are ignored."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     ok_items = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
     groups = grouped(ok_items, lambda item: (machine_of(item.record), _title(item.record)))
@@ -69,31 +71,31 @@ def _title(record: Record) -> str:
 
 
 def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
-    parts = [_parts(item.record) for item in items]
-    widest = max(sum(ms.values()) for ms in parts)
-    names = sorted({name for ms in parts for name in ms}, key=lambda name: -max(ms.get(name, 0.0) for ms in parts))
-    shades = iter(COLOURS * 2)
-    colours = {name: GREY if name == HOST else next(shades) for name in names}
+    op_ms = [_parts(item.record) for item in items]
+    max_bar_ms = max(sum(ms.values()) for ms in op_ms)
+    names = sorted({name for ms in op_ms for name in ms}, key=lambda name: -max(ms.get(name, 0.0) for ms in op_ms))
+    colour_cycle = iter(SEGMENT_COLOURS * 2)
+    colour_by_name = {name: GREY if name == HOST_NAME else next(colour_cycle) for name in names}
     kernels = [{(op, name) for op, name in item.record.case.items() if op in registry.ops()} for item in items]
-    common = set.intersection(*kernels)
+    common_kernels = set.intersection(*kernels)
     bars = []
-    for item, ms, mine in zip(items, parts, kernels, strict=True):
+    for item, ms, bar_kernels in zip(items, op_ms, kernels, strict=True):
         segments = tuple(
-            Segment(name, ms[name], 100 * ms[name] / widest, colours[name]) for name in names if ms.get(name)
+            Segment(name, ms[name], 100 * ms[name] / max_bar_ms, colour_by_name[name]) for name in names if ms.get(name)
         )
         step_ms = item.record.metrics["step_ms"]
-        kernel_text = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
+        kernel_text = ", ".join(f"{op}={name}" for op, name in sorted(bar_kernels - common_kernels))
         facts = facts_of(item.record)
         bars.append(LedgerBar(item.record, machine_of(item.record), step_ms, kernel_text, segments, facts, item.source))
-    return LedgerGroup(title, tuple(bars), tuple(colours.items()))
+    return LedgerGroup(title, tuple(bars), tuple(colour_by_name.items()))
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Returns the milliseconds of each op at each point of the step, and the milliseconds of the host (at least 0)."""
+    """Returns the milliseconds of each op at each position in the engine step, and the milliseconds of the host."""
     ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
-        if key not in UNSTACKED and not key.endswith("_bound_ms"):
-            op, site, _ = key.split(".", 2)
-            name = op if op == site else f"{op} {site}"
+        if key not in UNSTACKED_METRICS and not key.endswith("_bound_ms"):
+            op, op_site, _ = key.split(".", 2)
+            name = op if op == op_site else f"{op} {op_site}"
             ms_by_name[name] = ms_by_name.get(name, 0.0) + value
-    return ms_by_name | {HOST: max(0.0, record.metrics["host_ms"])}
+    return ms_by_name | {HOST_NAME: max(0.0, record.metrics["host_ms"])}

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file with text, tables and figures.  The page loads no other file and runs no script."""
+"""Writes a report as one HTML file with text, tables and figures.  The page needs no other file and no script."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.facts import slug
 from rooflab.bench.report.figures import Drawing
 from rooflab.bench.report.sources import load
-from rooflab.bench.report.tables import BAD
+from rooflab.bench.report.tables import BAD_COLUMNS
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import counted, digits, in_unit, percent, plain_value, si, times, whole
 
-_TEMPLATES = Path(__file__).parent
+_TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def render(content: Content) -> str:
-    """Returns the HTML text of the page."""
+    """Makes the HTML text of the report page."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(_TEMPLATE_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_shown,
@@ -41,26 +41,26 @@ def render(content: Content) -> str:
     return environment.get_template("page.html").render(
         content=content,
         rooflines={drawing.machine: drawing for drawing in content.rooflines},
-        bad=BAD,
+        bad=BAD_COLUMNS,
         not_run=NOT_RUN,
         absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
-        op_anchors={op.op: f"op-{number}-{slug(op.op)}" for number, op in enumerate(content.ops, 1)},
+        op_anchors={op.op: f"op-{op_number}-{slug(op.op)}" for op_number, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 
 
 def _shown(value: Any) -> Any:
-    """Returns the value that a template shows.  Control characters are replaced, because HTML does not allow them."""
+    """Converts a value for a template.  Control characters are replaced, because HTML does not allow them."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def breakable(text: str) -> Markup:
-    """Returns the escaped text.  Long case names may break into lines after a comma or a slash."""
+    """Escapes `text` for HTML, and allows line breaks after commas and slashes.  Long case names need these breaks."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
 def svg(drawing: Drawing) -> str:
-    """Returns the figure as the data URL of an image."""
+    """Returns the figure as a data URL with an SVG image."""
     return f"data:image/svg+xml;base64,{b64encode(drawing.files()['svg']).decode()}"
 
 
@@ -69,7 +69,7 @@ TITLE = "Rooflab report"
 
 @dataclass(frozen=True)
 class Report:
-    """Describes a report that has been written."""
+    """Describes a report file that was written."""
 
     file: str
     bytes: int
@@ -78,10 +78,10 @@ class Report:
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
-    """Reads the records in `paths` (files, or folders at any depth) and writes the page to `out` atomically.
+    """Reads the records in `paths` (files, or folders at any depth) and writes the HTML page to `out` atomically.
 
     Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
-    record the message names file and line."""
+    record, the message names the file and the line."""
     out = Path(out)
     if not title.strip():
         raise ValueError("title: expected a text, got an empty one")

@@ -1,4 +1,4 @@
-"""Makes tables of the ceilings of each machine, and roofline figures with the kernels below these ceilings."""
+"""Makes tables of each machine's ceilings (bandwidth and FLOP/s), and roofline figures with its kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """Describes one quantity, such as bandwidth, with its value in each kind of ceiling."""
+    """Describes one limit, such as bandwidth, with its values: measured, from the data sheet, and at a clock."""
 
     name: str
     texts: Mapping[CeilingKind, str]
@@ -27,7 +27,7 @@ class CeilingRow:
 
 @dataclass(frozen=True)
 class BestMicrokernel:
-    """Describes the best result of one microkernel, with its fastest launch shape."""
+    """Describes the best result of one microkernel, which measures one limit, with its fastest launch shape."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class BestMicrokernel:
 
 @dataclass(frozen=True)
 class CeilingTable:
-    """Holds the ceilings of one machine."""
+    """Holds the ceilings of one machine, such as its bandwidth and FLOP/s."""
 
     machine: str
     device: str
@@ -53,98 +53,98 @@ class CeilingTable:
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
-    """Returns one table for each machine with records that contain ceilings or measured them."""
+    """Returns a table of ceilings for each machine with measured or recorded ceilings."""
     found = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
     return tuple(_table(machine, items) for machine, items in grouped(found, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """Returns the newest ceilings of each kind in one machine's records.  If the records have no data-sheet ceilings,
-    these come from the table of GPUs.  The same holds for the ceilings at the lowest clock in the records."""
-    newest: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
+    """Returns the newest ceilings of each kind in one machine's records.  The table of GPUs gives missing data-sheet
+    ceilings, and missing ceilings at the lowest recorded clock."""
+    newest_ceilings: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
             ceilings = decoded(Ceilings, item.record.ceilings)
-            if not ceilings.noise or ceilings.kind not in newest:
-                newest[ceilings.kind] = (ceilings, item.source)
+            if not ceilings.noise or ceilings.kind not in newest_ceilings:
+                newest_ceilings[ceilings.kind] = (ceilings, item.source)
     gpus = [gpu for item in items if (gpu := item.record.environment.get("gpu"))]
     device = identify(str(gpus[-1].get("name", ""))) if gpus else None
     if device is None:
-        return newest
-    newest.setdefault("datasheet", (device.ceilings(), None))
+        return newest_ceilings
+    newest_ceilings.setdefault("datasheet", (device.ceilings(), None))
     clock = held_clock_mhz(items)
     if clock is not None and 0 < clock * 1e6 <= device.max_clock_hz:
-        newest.setdefault("at_clock", (device.ceilings(clock * 1e6), None))
-    return newest
+        newest_ceilings.setdefault("at_clock", (device.ceilings(clock * 1e6), None))
+    return newest_ceilings
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """Returns the lowest SM clock in MHz at which a record was made.  Returns None if no record has a clock.
+    """Returns the lowest SM clock of all records in MHz.  Returns None if no record has a clock.
 
-    A record's clock is the clock that the device itself measured.  Without this value, it is the highest clock that
-    NVML reported, because the lowest reported clock may be of an idle GPU."""
+    A record's clock is the clock that the device itself measured.  Without this value, the highest clock that NVML
+    reported counts.  The lowest reported clock may be the clock of an idle GPU."""
     clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}
-        read_hz, span = clocks.get("sm_clock_hz"), clocks.get("sm_clock_mhz")
-        if isinstance(read_hz, int | float) and read_hz > 0:
-            clocks_mhz.append(read_hz / 1e6)
-        elif isinstance(span, list | tuple) and span and isinstance(span[-1], int | float) and span[-1] > 0:
-            clocks_mhz.append(float(span[-1]))
+        measured_hz, mhz = clocks.get("sm_clock_hz"), clocks.get("sm_clock_mhz")
+        if isinstance(measured_hz, int | float) and measured_hz > 0:
+            clocks_mhz.append(measured_hz / 1e6)
+        elif isinstance(mhz, list | tuple) and mhz and isinstance(mhz[-1], int | float) and mhz[-1] > 0:
+            clocks_mhz.append(float(mhz[-1]))
     return min(clocks_mhz, default=None)
 
 
 def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
-    newest = ceilings_for(items)
-    limits = {kind: _limits(ceilings) for kind, (ceilings, _) in newest.items()}
+    newest_ceilings = ceilings_for(items)
+    limits_by_kind = {kind: _limits(ceilings) for kind, (ceilings, _) in newest_ceilings.items()}
     rows = []
-    for name in dict.fromkeys(name for values in limits.values() for name in values):
-        by_kind = {kind: values[name] for kind, values in limits.items() if name in values}
-        comparable = "measured" in by_kind and "datasheet" in by_kind and not name.endswith("floor")
-        share = by_kind["measured"][0] / by_kind["datasheet"][0] if comparable else None
-        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in by_kind.items()}, share))
-    clock = held_clock_mhz(items) if "at_clock" in newest and newest["at_clock"][1] is None else None
-    device = next(iter(newest.values()))[0].device if newest else machine
-    sources = tuple(source for _, source in newest.values() if source is not None)
+    for name in dict.fromkeys(name for values in limits_by_kind.values() for name in values):
+        value_by_kind = {kind: values[name] for kind, values in limits_by_kind.items() if name in values}
+        is_comparable = "measured" in value_by_kind and "datasheet" in value_by_kind and not name.endswith("floor")
+        share = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if is_comparable else None
+        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in value_by_kind.items()}, share))
+    clock = held_clock_mhz(items) if "at_clock" in newest_ceilings and newest_ceilings["at_clock"][1] is None else None
+    device = next(iter(newest_ceilings.values()))[0].device if newest_ceilings else machine
+    sources = tuple(source for _, source in newest_ceilings.values() if source is not None)
     clock_text = f"{whole(clock)} MHz" if clock else ""
     return CeilingTable(machine, device, clock_text, tuple(rows), sources, tuple(readings_of(items)))
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """Returns the value and the text of each quantity, by name.  Quantities without a value are left out."""
+    """Returns each ceiling as a number and a text, by the name of the quantity.  Missing ceilings are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
     rates |= {"special functions": (ceilings.sfu_ops_per_s or 0, "op/s"), "L2": (ceilings.l2_bytes_per_s or 0, "B/s")}
-    limits = {name: (rate, f"{si(rate)}{unit}") for name, (rate, unit) in rates.items() if rate}
-    floor = ceilings.launch_floor_s
-    return limits | ({"launch floor": (floor, f"{digits(floor * 1e6)} µs")} if floor else {})
+    named_limits = {name: (rate, f"{si(rate)}{unit_text}") for name, (rate, unit_text) in rates.items() if rate}
+    floor_s = ceilings.launch_floor_s
+    return named_limits | ({"launch floor": (floor_s, f"{digits(floor_s * 1e6)} µs")} if floor_s else {})
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
-    """Returns the best result of each microkernel from its newest run, with the fastest launch shape."""
+    """Returns the best result of each microkernel in its newest run.  The best launch shape is used."""
     valid = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
     valid = [item for item in valid if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
     for group in grouped(valid, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)).values():
         run = [item for item in group if item.record.run_id == group[-1].record.run_id]
-        ((limit, record),) = MachineLimits([item.record for item in run]).best().items()
-        value, unit = MachineLimits.amount(record)
-        text = f"{digits(value * 1e6)} µs" if unit == "s" else f"{si(value)}{unit}"
-        name = f"{limit} {record.scheme}" if record.scheme and record.scheme not in limit else limit
+        ((limit_name, record),) = MachineLimits([item.record for item in run]).best().items()
+        value, unit_text = MachineLimits.amount(record)
+        text = f"{digits(value * 1e6)} µs" if unit_text == "s" else f"{si(value)}{unit_text}"
+        name = f"{limit_name} {record.scheme}" if record.scheme and record.scheme not in limit_name else limit_name
         method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
         readings.append(BestMicrokernel(name, text, method, next(item.source for item in run if item.record is record)))
     return readings
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
-    """Returns a roofline figure for each machine with a point: each op's largest case, in current OK records."""
+    """Returns a roofline figure for each machine with a kernel time.  It shows only the largest case of each op."""
     by_machine, drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
         roofs = [ceilings for ceilings, _ in ceilings_for(by_machine[machine]).values()]
-        timed = [item.record for item in items if latency_ms(item.record) is not None]
-        largest = {id(record) for record in largest_cases([item.record for item in items])}
-        if records := [record for record in timed if id(record) in largest] if roofs else []:
-            drawing = replace(drawing_of(machine, records, roofs), unplaced=placed(timed, roofs)[1])
+        timed_records = [item.record for item in items if latency_ms(item.record) is not None]
+        largest_ids = {id(record) for record in largest_cases([item.record for item in items])}
+        if records := [record for record in timed_records if id(record) in largest_ids] if roofs else []:
+            drawing = replace(drawing_of(machine, records, roofs), unplaced=placed(timed_records, roofs)[1])
             drawings += [drawing] if drawing.points else []
     return tuple(drawings)

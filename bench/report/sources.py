@@ -1,7 +1,7 @@
 """Reads records with their file and line, and chooses the newest record of each kernel.
 
 A `Source` traces each number of a report back to its record.  The newest record of each machine, op, kernel, case and
-scheme is the current record.  This module also decides which times of records may be published.
+scheme is the current record.  This module also decides which times a report may show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Source:
-    """Describes the source of a number: a file and a line."""
+    """Describes where a number of a report comes from: a file and a line."""
 
     file: str
     """The path as the caller gave it, or the last two parts of an absolute path."""
@@ -32,13 +32,13 @@ class Source:
 
     @property
     def label(self) -> str:
-        """Returns the end of the run's id and the line number.  The label is short enough for a table."""
+        """Returns a short label for a table: the end of the run's id, and the line number."""
         return f"{self.run_id.rsplit('-', 1)[-1][-8:]}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Located:
-    """Holds a record with its source."""
+    """Holds a record, and the file and line that it comes from."""
 
     record: Record
     source: Source
@@ -50,7 +50,7 @@ class Located:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Describes a file that was read."""
+    """Describes a file of records that a report read."""
 
     number: int
     name: str
@@ -59,7 +59,7 @@ class FileInfo:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Returns the given files, and every `*.jsonl` file at any depth below the given folders.  Each file occurs once.
+    """Returns the given files, and every `*.jsonl` file at any depth below the given folders.  No file occurs twice.
 
     Raises `ValueError` on a path that is neither a file nor a folder, and if no file was found."""
     files: dict[Path, Path] = {}
@@ -74,14 +74,14 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Reads all records in files and folders.  Returns the records, oldest first, and the files.  A repeated line
-    counts once.
+    """Reads all records in the given files and folders.  Returns the records, oldest first, and the files.  A line that
+    occurs twice counts once.
 
-    Raises `ValueError` on a damaged line, with its file and number, and if there is no record."""
+    Raises `ValueError` if there is no record.  Also raises it on a damaged line, with the file and the line number."""
     located: list[Located] = []
     files: list[FileInfo] = []
     known_lines: set[str] = set()
-    for number, path in enumerate(find_files(paths), 1):
+    for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
         texts = [(line, text.strip()) for line, text in lines if text.strip()]
@@ -93,26 +93,25 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
                     checked_record = whole(record)
                 except ValueError as error:
                     raise ValueError(f"{path.name}, line {line}: {error}") from error
-                new_items.append(Located(checked_record, Source(display_name(path), number, line, record.run_id)))
-        runs = tuple(dict.fromkeys(item.record.run_id for item in new_items))
-        files.append(FileInfo(number, display_name(path), len(new_items), runs))
+                new_items.append(Located(checked_record, Source(display_name(path), file_number, line, record.run_id)))
+        run_ids = tuple(dict.fromkeys(item.record.run_id for item in new_items))
+        files.append(FileInfo(file_number, display_name(path), len(new_items), run_ids))
         located += new_items
     if not located:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")
-    order = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
-    return order, files
+    by_time = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
+    return by_time, files
 
 
 def display_name(path: Path) -> str:
-    """Returns `path`, or the last two parts of an absolute path, because the rest depends on the machine."""
+    """Returns `path`.  Of an absolute path, returns the last two parts, because the rest depends on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
 
 
 def whole(record: Record) -> Record:
-    """Returns `record` without its samples, which no report shows.
+    """Checks that a record has valid GPU and ceiling values, and returns the record without its samples.
 
-    Raises `ValueError` if a value that a page needs is missing or has the wrong type in the record's GPU or ceilings.
-    """
+    Raises `ValueError` if such a value is missing or has the wrong type.  A report shows no samples."""
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
@@ -124,20 +123,20 @@ def whole(record: Record) -> Record:
     return replace(record, samples=None)
 
 
-FINE = ("OK", *NOT_RUN)
-NOT_WRONG = (*FINE, "NOISY")
+FINE_STATUSES = ("OK", *NOT_RUN)
+NOT_WRONG_STATUSES = (*FINE_STATUSES, "NOISY")
 """The statuses of right kernels.  The time of a NOISY record may not be used in a ratio."""
 
 
 def machine_of(record: Record) -> str:
-    """Returns the key of the machine.  The device is added if the key does not contain it.  On a CPU, torch's number of
-    threads is added if it differs from the number of processors, because other ceilings apply."""
+    """Returns the name of a record's machine: its key, and the device if the key does not contain it.  On a CPU, an
+    unusual number of threads is added too.  A different number of threads has different ceilings."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
-    usual = "cuda" if record.environment.get("gpu") else "cpu"
+    usual_device = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
-    names_threads = (record.device or usual) == "cpu" and threads not in (None, record.environment.get("cores"))
-    name = key if record.device in (None, usual) else f"{key} ({record.device})"
-    return f"{name}, {threads} thread{'s' if threads != 1 else ''}" if names_threads else name
+    shows_threads = (record.device or usual_device) == "cpu" and threads not in (None, record.environment.get("cores"))
+    name = key if record.device in (None, usual_device) else f"{key} ({record.device})"
+    return f"{name}, {threads} thread{'s' if threads != 1 else ''}" if shows_threads else name
 
 
 def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
@@ -152,16 +151,16 @@ def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
 
 
 def latency_ms(record: Record) -> float | None:
-    """Returns the median time in ms if it may be published: the record is OK, and the time is positive."""
-    latency = record.latency_median_ms
-    if record.status != "OK" or latency is None or not isfinite(latency) or latency <= 0:
+    """Returns the median time in ms if the record is OK and the time is positive, else None."""
+    median_ms = record.latency_median_ms
+    if record.status != "OK" or median_ms is None or not isfinite(median_ms) or median_ms <= 0:
         return None
-    return latency
+    return median_ms
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """Returns status and reason of a record that failed or has an impossible time.  Else returns None."""
-    if record.status not in FINE:
+    """Returns the status and the reason if a record failed or has an impossible time.  Otherwise returns None."""
+    if record.status not in FINE_STATUSES:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
         return "INVALID", f"its time is {record.latency_median_ms} ms"
@@ -169,7 +168,7 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Groups items by key.  The keys, and the items of a key, keep their order."""
+    """Groups items by the result of `key`.  Groups and items keep their order."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -177,12 +176,12 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
-    """Returns the last item of each key, in the order of the keys.  `items` must be sorted, oldest first."""
+    """Returns the newest item for each value of `key`.  `items` must be sorted, oldest first."""
     return list({key(item.record): item for item in items}.values())
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """Returns the bench records for tables, without A/B records: half of them are of another revision, or slowed."""
+    """Returns the bench records, but no A/B records: half of these time another revision or a slowed kernel."""
     return [item for item in located if item.record.stands_alone]
 
 
@@ -190,36 +189,36 @@ def choose(benches: Sequence[Located]) -> list[Located]:
     """Returns the newest bench record of each machine, op, kernel, case and scheme.  A hardware profile is returned
     only if there is no other record.
 
-    If a run timed several configurations, as a search does, the record of the fastest correct configuration is
+    A run of a tuning search times several configs of one kernel.  Then the record of the fastest correct config is
     returned."""
-    current = []
+    current_items = []
     for key_items in grouped(benches, lambda item: kernel_key(item.record)).values():
         by_kind = grouped(key_items, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
         # A profile gives the traffic of a kernel, not its time: Nsight Compute counts under its own clock.
         group, profiles = by_kind.get(False, key_items), by_kind.get(True, [])
-        run = [item for item in group if item.record.run_id == group[-1].record.run_id]
-        configs = {str(item.record.config) for item in run}
-        timed = [(time, item) for item in run if (time := latency_ms(item.record)) is not None]
-        last = min(timed, key=lambda pair: pair[0])[1] if len(configs) > 1 and timed else group[-1]
-        current.append(_with_counted(replace(last, configs=len(configs)), profiles))
-    return current
+        run_items = [item for item in group if item.record.run_id == group[-1].record.run_id]
+        configs = {str(item.record.config) for item in run_items}
+        timed_items = [(time_ms, item) for item in run_items if (time_ms := latency_ms(item.record)) is not None]
+        chosen_item = min(timed_items, key=lambda pair: pair[0])[1] if len(configs) > 1 and timed_items else group[-1]
+        current_items.append(_with_counted(replace(chosen_item, configs=len(configs)), profiles))
+    return current_items
 
 
 def _code_of(record: Record) -> tuple[object, ...]:
-    """Returns values that identify the code: commit or else tree hash, and the hash of an outside kernel file."""
+    """Returns values that identify the code of a record, such as its commit and the hash of its source."""
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
-    """Returns `chosen` with the traffic that a profile of the same code and config counted, if there is one."""
-    base, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
-    if base.dirty or not any(code) or latency is None or base.traffic_basis == "counted":
+    """Adds counted memory traffic to the record, if a hardware profile of the same code and config exists."""
+    base, median_ms, code_id = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
+    if base.dirty or not any(code_id) or median_ms is None or base.traffic_basis == "counted":
         return chosen
     for item in reversed(profiles):
         profile, total = item.record, item.record.traffic_bytes or 0.0
-        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code, base.config)
+        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, base.config)
         if profile.traffic_basis == "counted" and total > 0 and same_code:
-            intensity, rate = (base.flops or 0.0) / total, total / latency * 1e3
+            intensity, rate = (base.flops or 0.0) / total, total / median_ms * 1e3
             counted = replace(base, traffic_bytes=total, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
             return replace(chosen, record=counted, counted=item.source)
     return chosen

@@ -1,4 +1,4 @@
-"""Makes three tables of a report: A/B verdicts, compiled code, and runs of the engine."""
+"""Makes three tables of a report: A/B verdicts, properties of compiled code, and runs of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rooflab.bench.core import Record
 from rooflab.bench.report.facts import Facts, commit_text, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
-from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, grouped, machine_of, newest
+from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Located, Source, grouped, machine_of, newest
 from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
@@ -36,7 +36,7 @@ class ComparisonRow:
 
 
 def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
-    """Returns the newest comparison of each machine, kernel, case and baseline.  Merge-blocking ones come first."""
+    """Returns the newest A/B verdict of each machine, kernel, case and baseline.  Merge blockers come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
@@ -44,9 +44,9 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
     rows = []
     for item in items:
         record = item.record
-        verdict = record.verdict or (record.status if record.status not in FINE else "NO VERDICT")
+        verdict = record.verdict or (record.status if record.status not in FINE_STATUSES else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
-        stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE
+        stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE_STATUSES
         row_keys = machine_of(record), name, _baseline(record)
         rows.append(ComparisonRow(*row_keys, verdict, _why(record), stops, record, facts_of(record), item.source))
     return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
@@ -55,10 +55,10 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
 def _baseline(record: Record) -> str:
     baseline = record.baseline or {}
     commit = baseline.get("commit")
-    parts = [str(baseline["kernel"])] if baseline.get("kernel") else []
-    if isinstance(commit, str) and (not parts or (record.commit and commit != record.commit)):
-        parts.append(f"at {commit_text(commit, baseline.get('dirty') is True)}")
-    return " ".join(parts) or str(baseline.get("label") or "an unnamed side")
+    baseline_parts = [str(baseline["kernel"])] if baseline.get("kernel") else []
+    if isinstance(commit, str) and (not baseline_parts or (record.commit and commit != record.commit)):
+        baseline_parts.append(f"at {commit_text(commit, baseline.get('dirty') is True)}")
+    return " ".join(baseline_parts) or str(baseline.get("label") or "an unnamed side")
 
 
 def _why(record: Record) -> str:
@@ -69,18 +69,18 @@ def _why(record: Record) -> str:
     return f"its time is {percent(effect, signed=True)} against its baseline's, bounds {bounds_text or 'unknown'}"
 
 
-COMPILED = (
+COMPILED_COLUMNS = (
     "name target findings registers spill_loads spill_stores stack_bytes shared_bytes threads ctas_per_sm occupancy"
     " occupancy_limiter grid launches ctas waves tail_ctas wave_efficiency tensor_path loop_counts"
 ).split()
 """The columns for a launched GPU kernel, in order."""
-BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
+BAD_COLUMNS = ("findings", "spill_loads", "spill_stores", "stack_bytes")
 """The values that are marked if present: registers that spill to memory, and options that had no effect."""
 
 
 @dataclass(frozen=True)
 class CompiledRow:
-    """Describes one GPU kernel that an op's kernel launches, with properties of its compiled code."""
+    """Describes one launched GPU kernel, with properties of its compiled code such as registers."""
 
     record: Record
     failed: bool
@@ -91,7 +91,7 @@ class CompiledRow:
 
 @dataclass(frozen=True)
 class CompiledTable:
-    """Holds the rows of one op.  A column is present if at least one row has a value for it."""
+    """Holds the compiled GPU kernels of one op.  A column is present if at least one row has a value for it."""
 
     op: str
     columns: tuple[str, ...]
@@ -99,8 +99,8 @@ class CompiledTable:
 
 
 def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
-    """Returns one table per op.  A row is the newest compiled code of a kernel, case, scheme, config and target."""
-    current = newest(
+    """Returns a table for each op with the newest compiled code of each kernel, case, scheme, config and GPU type."""
+    newest_items = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
         lambda item: (
             *(item.op, item.kernel, item.case_id, item.scheme, str(item.config)),
@@ -108,22 +108,26 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
         ),
     )
     tables = []
-    for op, items in sorted(grouped(current, lambda item: item.record.op or "no op").items()):
+    for op, items in sorted(grouped(newest_items, lambda item: item.record.op or "no op").items()):
         rows = tuple(
             CompiledRow(
-                item.record, item.record.status not in FINE, _shown(launch), predicted(item.record), item.source
+                item.record,
+                item.record.status not in FINE_STATUSES,
+                _shown(launch),
+                predicted(item.record),
+                item.source,
             )
             for item in items
             for launch in item.record.compiled or ({},)
         )
-        columns = tuple(name for name in COMPILED if any(row.texts.get(name) for row in rows))
+        columns = tuple(name for name in COMPILED_COLUMNS if any(row.texts.get(name) for row in rows))
         tables.append(CompiledTable(op, columns, rows))
     return tuple(tables)
 
 
 def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
     values = {**launch, "loop_counts": (launch.get("loop") or {}).get("counts")}
-    texts = {name: value_text(name, values[name]) for name in COMPILED if values.get(name)}
+    texts = {name: value_text(name, values[name]) for name in COMPILED_COLUMNS if values.get(name)}
     if launch.get("grid"):
         texts["grid"] = "×".join(map(str, launch["grid"]))
     return texts
@@ -131,7 +135,7 @@ def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """Describes a run of the engine."""
+    """Describes one run of the LLM engine in a table."""
 
     machine: str
     record: Record
@@ -147,7 +151,7 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """Holds the runs of one kind.  A metric has a column if at least one run has a value for it."""
+    """Holds engine runs that have the same metrics.  A metric has a column if at least one run has a value for it."""
 
     name: str
     columns: tuple[str, ...]
@@ -155,8 +159,8 @@ class EngineTable:
 
 
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
-    """Returns one table for each set of metrics.  Its rows are the newest records of each machine, kind of run, options
-    and kernels.
+    """Groups engine runs with the same metrics into one table each.  Only the newest record of each machine, kind of
+    run, options and kernels is shown.
 
     A run with one token per request has no ITL.  It is in the same table as the other runs."""
     items = newest(
@@ -177,7 +181,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
                 options=plain_value({name: value for name, value in record.case.items() if name not in ops}),
                 kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
                 texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
-                failed=record.status not in NOT_WRONG,
+                failed=record.status not in NOT_WRONG_STATUSES,
                 facts=facts_of(record),
                 source=item.source,
             )
@@ -187,5 +191,5 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """Returns a run's metric names without ITL and TPOT, which need more than one token per request."""
+    """Returns the names of a run's metrics without ITL and TPOT.  A run with one token per request lacks these two."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

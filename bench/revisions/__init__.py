@@ -1,1 +1,1 @@
-"""Works with git revisions: worktrees (`trees.py`), differences (`changes.py`) and repositories (`repository.py`)."""
+"""Works with git revisions: worktrees (`trees.py`), changed files (`changes.py`) and repositories (`repository.py`)."""

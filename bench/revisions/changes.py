@@ -1,4 +1,4 @@
-"""Finds the ops and the kernel files that a change between two revisions affects."""
+"""Finds the ops and the kernel files that a change between two git revisions affects."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from rooflab.bench.base.git import git
 from rooflab.bench.revisions.repository import import_roots
 
-MEASURED = ("kernels", "reference", "roofline")
-SETTINGS = ("pyproject.toml", "constraints.txt")
-DECIDES = (
+MEASURED_FOLDERS = ("kernels", "reference", "roofline")
+SETTING_FILES = ("pyproject.toml", "constraints.txt")
+TIMING_FILES = (
     "bench/ab/ab_worker.py",
     "bench/core/call.py",
     "bench/core/measure.py",
@@ -30,50 +30,49 @@ def touched_ops(
     """Returns the members of `ops` that the changed files affect, in the order of `ops`.  `changed` has paths relative
     to the root of the checkout.
 
-    A file in an op's folder, or the op's reference, affects this op and the ops that use it (`users`).  All ops are
-    affected by any other file of `kernels`, `reference` or `roofline`, and by the pinned packages.  All ops are also
-    affected by files that can change a measured time (`DECIDES`).  Documents, tests, results and the engine affect no
-    op."""
-    touched: set[str] = set()
-    for text in changed:
-        parts = PurePosixPath(text).parts
-        if parts[0] in MEASURED:
-            in_folder = parts[0] == "kernels" and len(parts) > 2
-            name = parts[1] if in_folder else PurePosixPath(text).stem
-            unused = in_folder and not name.startswith("_")  # it lies in the folder of an op that neither side has
-            if name in ops and parts[0] != "roofline":
-                touched |= {name, *(users or {}).get(name, ())}
-            elif not unused and not text.endswith((".md", ".txt")) and parts[-1] != "plot.py":
+    A file in an op's folder affects this op and the ops that use it (`users`).  The op's reference does the same.  Any
+    other file of `kernels`, `reference` or `roofline` affects all ops.  The pinned packages, and files of `bench` that
+    can change a measured time, also affect all ops.  Documents, tests, results and the engine affect no op."""
+    affected_ops: set[str] = set()
+    for file_path in changed:
+        path_parts = PurePosixPath(file_path).parts
+        if path_parts[0] in MEASURED_FOLDERS:
+            in_folder = path_parts[0] == "kernels" and len(path_parts) > 2
+            name = path_parts[1] if in_folder else PurePosixPath(file_path).stem
+            unknown_op = in_folder and not name.startswith("_")  # it lies in the folder of an op that neither side has
+            if name in ops and path_parts[0] != "roofline":
+                affected_ops |= {name, *(users or {}).get(name, ())}
+            elif not unknown_op and not file_path.endswith((".md", ".txt")) and path_parts[-1] != "plot.py":
                 return list(ops)
-        elif text in SETTINGS or text.startswith(DECIDES):
+        elif file_path in SETTING_FILES or file_path.startswith(TIMING_FILES):
             return list(ops)
-    return [op for op in ops if op in touched]
+    return [op for op in ops if op in affected_ops]
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
-    """Returns, for each op, the ops that use it: their code imports the op's files, directly or indirectly."""
-    users_of: dict[str, set[str]] = {op: set() for op in ops}
+    """Returns, for each op, the ops that use it.  Their code imports the op's files, directly or indirectly."""
+    users_by_op: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
-                for used_op in _ops_imported(file, users_of):
-                    users_of[used_op].add(op)
-    for through in ops:  # Warshall's algorithm for a transitive closure
+                for used_op in _ops_imported(file, users_by_op):
+                    users_by_op[used_op].add(op)
+    for middle_op in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
-            if through in users_of[op]:
-                users_of[op] |= users_of[through]
-    return users_of
+            if middle_op in users_by_op[op]:
+                users_by_op[op] |= users_by_op[middle_op]
+    return users_by_op
 
 
 def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
     for name in _imported(ast.parse(file.read_text())) if file.is_file() else ():
-        first, *parts = name.split(".")
-        if first == "rooflab" and parts[:1] in (["reference"], ["kernels"]) and parts[1:] and parts[1] in ops:
-            yield parts[1]
+        package_name, *path = name.split(".")
+        if package_name == "rooflab" and path[:1] in (["reference"], ["kernels"]) and path[1:] and path[1] in ops:
+            yield path[1]
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yields the imported modules.  Imports inside functions count, because a function imports its timer."""
+    """Yields the names of the imported modules.  Imports inside functions count too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -83,40 +82,40 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """Returns the members of `files` that a change affects.  `files` are kernel files in the repository `root`.  All
-    paths are relative to `root`.
+    """Returns the kernel files in `files` that a change affects.  All paths are relative to the repository's root
+    `root`.
 
     Three kinds of changes affect a kernel file.  The first kind is a change of a Python file that the kernel imports,
-    directly or through other files.  The second kind is a change of another tracked file beside or below the imported
-    files, except documents and hidden files.  The third kind is a change of the pinned packages."""
-    touched, files = set[str](), {*files}
-    if {*changed} & {*SETTINGS}:
+    directly or indirectly.  The second kind is a change of another tracked file in the folders of the imported files,
+    at any depth.  Documents and hidden files do not count.  The third kind is a change of the pinned packages."""
+    affected_files, files = set[str](), {*files}
+    if {*changed} & {*SETTING_FILES}:
         return files
     for tree in trees:
-        tracked, folders = {*git(tree, "ls-files", "-z").split("\0")}, [tree / name for name in import_roots(root)]
-        data = {name for name in changed if name in tracked and name[0] != "."}
-        data = {name for name in data if not name.endswith((".py", ".md", ".rst", ".txt"))}
+        git_files, folders = {*git(tree, "ls-files", "-z").split("\0")}, [tree / name for name in import_roots(root)]
+        data_files = {name for name in changed if name in git_files and name[0] != "."}
+        data_files = {name for name in data_files if not name.endswith((".py", ".md", ".rst", ".txt"))}
         for file in files:
-            reached = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
-            data_changed = any(path.parent in Path(name).parents for path in reached for name in data)
-            if data_changed or {*map(Path, changed)} & reached:
-                touched.add(file)
-    return touched
+            reached_files = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
+            data_changed = any(path.parent in Path(name).parents for path in reached_files for name in data_files)
+            if data_changed or {*map(Path, changed)} & reached_files:
+                affected_files.add(file)
+    return affected_files
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """Returns `file` and all files that it imports, directly or indirectly, also inside functions."""
-    reached: set[Path] = set()
-    waiting = [file]
-    while waiting:
-        file = waiting.pop()
-        if file in reached or not file.is_file():
+    """Returns `file` and all files that it imports, directly or indirectly.  Imports inside functions count too."""
+    reached_files: set[Path] = set()
+    to_visit = [file]
+    while to_visit:
+        file = to_visit.pop()
+        if file in reached_files or not file.is_file():
             continue
-        reached.add(file)
+        reached_files.add(file)
         parents = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
         with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
                 for module in (folder.joinpath(*name.split(".")) for folder in (*folders, *parents)):
                     packages = (parent / "__init__.py" for parent in (module, *module.parents) if parent != tree)
-                    waiting += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
-    return reached
+                    to_visit += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+    return reached_files

@@ -1,6 +1,6 @@
-"""Finds the repository of the compared revisions: Rooflab's own, or another repository with kernels.
+"""Finds the git repository of an A/B comparison.  It is Rooflab's own repository, or another repository with kernels.
 
-If it is another repository, only its modules differ between the two sides.  Both sides use the running Rooflab.
+In another repository, only its own modules differ between the two sides.  Both sides use the running Rooflab.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
-    """Returns the repository of `files`.  Without `files`, returns the repository of the working directory, or None if
-    it is Rooflab's own `checkout`.
+    """Returns the git repository that contains `files`.  Without `files`, returns the repository of the working
+    directory. Returns None for Rooflab's own `checkout`.
 
     Raises `ValueError` if there is no repository."""
     roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
@@ -34,44 +34,44 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
 
 
 def _top(folder: Path) -> Path | None:
-    top = git_says(folder, "rev-parse", "--show-toplevel")
-    return Path(top).resolve() if top else None
+    top_folder = git_says(folder, "rev-parse", "--show-toplevel")
+    return Path(top_folder).resolve() if top_folder else None
 
 
 def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:
-    """Returns, for each worktree, the paths of `files` in it.  Each worktree is a revision of the repository `root`.
+    """Returns the paths of `files` in each worktree.  Each worktree holds one revision of the repository `root`.
 
     Raises `ValueError` on a file that is in none of the worktrees."""
     paths = (Path(file).absolute() for file in files)
     names = [(path.parent.resolve() / path.name).relative_to(root) for path in paths]
-    lacking = [str(name) for name in names if not any((tree / name).is_file() for tree in trees)]
-    if lacking:
-        raise ValueError(f"kernel: expected a file of one of the two revisions, got {lacking[0]!r}")
+    missing_files = [str(name) for name in names if not any((tree / name).is_file() for tree in trees)]
+    if missing_files:
+        raise ValueError(f"kernel: expected a file of one of the two revisions, got {missing_files[0]!r}")
     return [tuple(tree / name for name in names) for tree in trees]
 
 
 def import_roots(root: Path) -> list[Path]:
-    """Returns the folders from which the modules of a repository are imported, relative to its root.  These are the
-    root, `src`, and folders of the repository in Python's path (an editable installation adds such folders)."""
-    entries = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
-    return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in entries if p.is_relative_to(root)))))
+    """Returns the folders from which Python imports the repository's modules, relative to its root.  These are the
+    root, `src`, and the repository's folders in Python's path, as in an editable installation."""
+    folders = [Path(path_entry).resolve() for path_entry in sys.path if not path_entry.endswith("-packages")]
+    return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in folders if p.is_relative_to(root)))))
 
 
 def import_path(root: Path, tree: Path) -> str:
-    """Returns the PYTHONPATH that imports the repository's modules from `tree`, not from an installation."""
-    first = [str(tree / folder) for folder in import_roots(root)]
-    return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Returns a PYTHONPATH with which Python imports the repository's modules from the worktree `tree`."""
+    repository_paths = [str(tree / folder) for folder in import_roots(root)]
+    return os.pathsep.join([*repository_paths, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @cache
 def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """Returns the file of each kernel, by kernel id, relative to `tree`.  With `files`, returns only the kernels that
-    these files register.  Without `files`, returns all kernels with code in `tree`."""
+    """Returns the source file of each kernel, by kernel id, relative to `tree`.  With `files`, returns only the kernels
+    that these files register.  Without `files`, returns all kernels with a source file in `tree`."""
     if files:
-        existing = [file for file in files if file.is_file()]
-        return {kernel.id: str(file.relative_to(tree)) for file in existing for kernel in registry.load_file(file)}
+        found_files = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in found_files for kernel in registry.load_file(file)}
     all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
-    ours = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
-    in_tree = {name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(ours)}
+    rooflab = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
+    in_tree = {name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab)}
     return {name: str(src.relative_to(root)) for name, src in in_tree.items()}

@@ -1,4 +1,4 @@
-"""Checks out git revisions for an A/B.  Each side has its own worktree; both use this environment."""
+"""Checks out git revisions for an A/B comparison, in one worktree for each side.  Both sides use this environment."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"
 """The file that pins packages.  A tree's requirements are these pins and the dependencies in pyproject.toml."""
-TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
+TIMED_PACKAGES = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Describes a revision that is checked out in a folder."""
+    """Describes a git revision that is checked out in a folder."""
 
     label: str
     path: Path
@@ -33,13 +33,13 @@ class Tree:
 
 
 def resolve(root: Path, revision: str, what: str = "revision") -> str:
-    """Returns the commit that `revision` names.  Raises `ValueError` without one; `what` begins the message."""
+    """Returns the commit of a branch, tag or hash.  Raises `ValueError` with a message that begins with `what`."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
         name = root.resolve().name
-        shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
-        hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if shallow else ""
+        is_shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
+        hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
         raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{hint}") from None
 
 
@@ -49,12 +49,12 @@ def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
     # Renames count as two files: otherwise git would show only the new name, although the old op lacks the file.
     revisions = [base, *([head] if head else [])]
     names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *revisions).split("\0")
-    untracked = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    return [name for name in (*names, *untracked) if name]
+    untracked_files = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return [name for name in (*names, *untracked_files) if name]
 
 
 def working_tree(root: Path) -> Tree:
-    """Returns the checkout in its present state, with all uncommitted changes."""
+    """Describes the checkout in its present state, with all uncommitted changes."""
     commit, dirty = git_state(root)
     name = f"{commit[:10]}{' and changes' if dirty else ''}" if commit else "no commit"
     return Tree(f"working tree ({name})", root, commit, dirty)
@@ -62,10 +62,10 @@ def working_tree(root: Path) -> Tree:
 
 @contextmanager
 def checked_out(root: Path, revision: str) -> Iterator[Tree]:
-    """Makes a worktree of `revision`, and removes the worktree afterwards.  The checkout at `root` does not change.
+    """Creates a git worktree of `revision`, and removes it after the `with` block.  The checkout at `root` does not
+    change.
 
-    Raises `ValueError` if git fails.
-    """
+    Raises `ValueError` if git fails."""
     commit = resolve(root, revision)
     with tempfile.TemporaryDirectory(prefix="rooflab-") as folder:
         path = Path(folder) / "tree"
@@ -84,18 +84,18 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
     """Raises `ValueError` if this version of `bench` cannot measure the kernels and op specifications of `tree`."""
     file = tree / "reference" / "spec.py"
-    contract = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
-    if contract is None or int(contract[1]) != CONTRACT:
-        found_text = f"contract {contract[1]}" if contract else "none"
+    contract_match = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    if contract_match is None or int(contract_match[1]) != CONTRACT:
+        found_text = f"contract {contract_match[1]}" if contract_match else "none"
         raise ValueError(
             f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {found_text} in {label}"
         )
 
 
 def pins(tree: Path) -> tuple[str, ...]:
-    """Returns the requirements of a worktree (dependencies and pins) for packages that can change a kernel's time."""
-    project, constraints = tree / "pyproject.toml", tree / CONSTRAINTS
-    declared: dict[str, Any] = tomllib.loads(project.read_text()).get("project", {}) if project.is_file() else {}
-    requirements = [*declared.get("dependencies", []), *declared.get("optional-dependencies", {}).get("cuda", [])]
-    requirements += constraints.read_text().splitlines() if constraints.is_file() else []
-    return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(TIMED)))
+    """Returns a worktree's requirements for packages that can change a kernel's time, such as torch."""
+    project_file, constraints_file = tree / "pyproject.toml", tree / CONSTRAINTS
+    toml: dict[str, Any] = tomllib.loads(project_file.read_text()).get("project", {}) if project_file.is_file() else {}
+    requirements = [*toml.get("dependencies", []), *toml.get("optional-dependencies", {}).get("cuda", [])]
+    requirements += constraints_file.read_text().splitlines() if constraints_file.is_file() else []
+    return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(TIMED_PACKAGES)))

@@ -1,4 +1,4 @@
-"""Implements `rooflab suite`, which runs all useful measurements on this machine's GPU within a time budget.  The most
+"""Implements `rooflab suite`, which runs the useful measurements on this machine's GPU within a time budget.  The most
 valuable measurements come first.
 
 `entries.py` defines an entry of the plan: one command in its own process.  `plan.py` orders the entries, and

@@ -1,9 +1,9 @@
 """Compiles kernels of later entries while an earlier entry uses the GPU: `python -m rooflab.bench.suite.ahead PLAN`.
 
-An entry is one command in the suite's plan, and names the kernels that it launches.  Each of our own compiled kernels
-is compiled for each case, in processes on half of the cores.  The processes of the entries later find the code in the
-compilers' caches on disk.  Without a plan, the command compiles all kernels of the default plan and prints how long
-this takes.  It needs no GPU.
+An entry is one command in the suite's plan, and names the kernels that it launches.  Rooflab's own compiled kernels are
+compiled for each case of an entry, in processes on half of the cores.  When an entry starts later, it finds the code in
+the compilers' caches on disk.  Without a plan, the command compiles all kernels of the default plan and prints the
+time.  It needs no GPU.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
 from rooflab.roofline.numbers import counted
 
-ITSELF = "rooflab.bench.suite.ahead"
+MODULE = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
 """The most seconds for one entry; checking every kernel of attention takes a third of this time on one core."""
-LOWEST = 19
+LOWEST_PRIORITY = 19
 """The lowest priority of a process: the process gets a core only when no other process wants it."""
-compiled: set[str] = set()
+compiled_hashes: set[str] = set()
 """The hashes of the kernels that this process compiled."""
 
 
 def compilers() -> Pool:
-    """Returns the compiler processes, at most four and on half of the cores.  The entry on the GPU gets the rest."""
+    """Returns at most four compiler processes, on half of the cores.  The entry on the GPU gets the other cores."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
-        ITSELF, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
+        MODULE, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
     )
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Compiles the kernels that these entries launch.  Returns a row for each entry with kernels to compile."""
+    """Compiles the kernels that these suite entries launch.  Returns a table row for each entry with kernels."""
     requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
@@ -59,9 +59,9 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Compiles the kernels of one entry.  Returns the number of new kernels and the seconds of compilation."""
-    os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    start_s, num_before, num_microkernels, failures = time.monotonic(), len(compiled), 0, dict[str, str]()
+    """Compiles the kernels of one suite entry.  Returns the number of new kernels and the seconds of compilation."""
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    start_s, num_before, num_microkernels, failures = time.monotonic(), len(compiled_hashes), 0, dict[str, str]()
     for launches in request["launches"]:
         if launches.get("microkernels"):
             num_microkernels += MachineLimits.compiled()
@@ -69,22 +69,22 @@ def answer(request: Mapping[str, Any]) -> Any:
         for kernel, case, scheme in launched(launches):
             try:
                 for launch in launches_of(kernel, case, scheme):
-                    compiled.add(launch.source_hash)
+                    compiled_hashes.add(launch.source_hash)
             except CaseRefused:
                 continue  # the kernel refuses this case
             except FAILURES as error:  # it fails in the entry too, which reports each case
                 failures.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
-    counts = {"kernels": len(compiled) - num_before + num_microkernels, "seconds": time.monotonic() - start_s}
+    counts = {"kernels": len(compiled_hashes) - num_before + num_microkernels, "seconds": time.monotonic() - start_s}
     return counts | ({"failed": "; ".join(f"{name}: {fault}" for name, fault in failures.items())} if failures else {})
 
 
 def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
-    """Returns the compiled kernels of our own that an entry launches, each with a case and a scheme."""
+    """Returns Rooflab's compiled kernels that a suite entry launches, each with a case and a scheme (dtypes)."""
     op = str(launches["op"])
     spec, kernel_names = registry.get_op(op), launches.get("kernels", ())
     kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
-    texts = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
-    cases = [*texts, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
+    named_cases = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
+    cases = [*named_cases, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
     scheme_name = launches.get("scheme", default_scheme(torch.device("cuda")))
     names = spec.schemes if scheme_name == "all" else [scheme_name if scheme_name in spec.schemes else spec.schemes[0]]
     chosen_kernels = [kernel for kernel in kernels if not kernel_names or kernel.name in kernel_names]
@@ -92,7 +92,7 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
 
 
 def main() -> None:
-    """Prints the kernels of each entry and their compile time.  The exit status is 11 if a compilation fails."""
+    """Compiles a plan's kernels and prints the time of each entry.  The exit status is 11 if a compilation fails."""
     start_s = time.monotonic()
     entries = make_plan()
     if sys.argv[1:]:
@@ -104,8 +104,8 @@ def main() -> None:
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     total = sum(row.get("seconds", 0.0) for row in rows)
     num_failed = sum("failed" in row for row in rows)
-    took = time.monotonic() - start_s
-    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {num_failed} of {counted(len(rows), 'row')} failed")
+    wall_seconds = time.monotonic() - start_s
+    show.line(f"{total:.0f} s of a core, in {wall_seconds:.0f} s; {num_failed} of {counted(len(rows), 'row')} failed")
     if num_failed:
         raise SystemExit(ExitStatus.INCORRECT)
 

@@ -1,4 +1,4 @@
-"""Defines an entry of the suite's plan, the settings of its command, and its outcome.  It has only data."""
+"""Defines an entry of the suite's plan (one command), its settings, and its outcome.  It has only data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rooflab.bench.base.system_time import time
 
 EntryStatus = Literal["DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
 BarStatus = Literal["MET", "MISSED", "UNMEASURED"]
-FINAL: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
+FINAL_STATUSES: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
 """The statuses of entries that a resumed run does not repeat.  It continues a PARTIAL entry, which lacked time."""
 LIMIT_FACTOR, LIMIT_EXTRA_S = 3.0, 30.0
 """If an entry runs longer than its cost multiplied by the factor, plus the extra seconds, its process is ended."""
-LAST_S = 90.0
+LAST_STEP_S = 90.0
 """The seconds after the deadline in which an entry may finish its last step."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Describes one command of the plan, which runs in its own process."""
+    """Describes one entry of the suite's plan: a command that runs in its own process."""
 
     id: str
     """The name of the entry: `check:gemm`, `bar:gemm.bf16_large`."""
@@ -58,12 +58,12 @@ class Entry:
 
     @property
     def limit_s(self) -> float:
-        """Returns the number of seconds after which the entry's process is ended."""
-        return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
+        """Returns the time limit of the entry in seconds.  At this limit its process is killed."""
+        return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_STEP_S if self.whole else 0.0)
 
     @property
     def most_s(self) -> float:
-        """Returns the number of seconds that the entry gets if enough budget is left."""
+        """Returns the seconds that the entry may use if enough of the budget is left."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
     def to_json(self) -> dict[str, Any]:
@@ -73,14 +73,14 @@ class Entry:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
-        """Makes an entry from its JSON.  Raises `TypeError` on a field that the entry does not have."""
+        """Makes an entry from JSON values.  Raises `TypeError` on a field that an entry does not have."""
         arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         return cls(**arguments)
 
 
 @dataclass(frozen=True)
 class Context:
-    """Holds the settings that a step of the suite gets (see `step.py`)."""
+    """Holds the settings for one step (command) of the suite, such as its folder, device and seconds."""
 
     out: Path
     """The entry's folder, to which records are written."""
@@ -95,18 +95,18 @@ class Context:
 
     @property
     def left_s(self) -> float:
-        """Returns the remaining seconds of the step's time."""
+        """Returns how many seconds of the step's time remain."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property
     def run(self) -> Path:
-        """Returns the folder of the whole run, which contains the entry's folder."""
+        """Returns the folder of the whole suite run.  It contains the folder of this entry."""
         return self.out.parent
 
 
 @dataclass(frozen=True)
 class EntryOutcome:
-    """Holds the status and the results of an entry."""
+    """Holds the status and the results of one entry of the suite."""
 
     status: EntryStatus = "DONE"
     reason: str = ""

@@ -1,8 +1,8 @@
 """Runs each kernel's first check on a GPU in its own process: `python -m rooflab.bench.suite.first gemm rmsnorm`.
 
-A kernel with a wrong barrier hangs.  An illegal access breaks the CUDA context of its process.  Neither fault may
-disturb another entry of the suite.  Kernels that only call torch count as safe.  Code that passed before on the same
-kind of GPU also counts as safe.
+A kernel with a wrong barrier hangs.  An illegal access breaks the CUDA context of its process.  Both faults must stay
+in the process of this kernel.  Kernels that only call torch are not checked here, because they are safe.  Code that
+passed this check before on the same kind of GPU is also safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from rooflab.bench.core import NOT_RUN, Checkers, CheckResult, CheckTask, Environment, RunWriter, default_scheme
 from rooflab.bench.suite.entries import Context, EntryOutcome
-from rooflab.bench.suite.passed import CODE, Passed, first_taken
+from rooflab.bench.suite.passed import CODE_FIELD, Passed, first_taken
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -26,7 +26,7 @@ from rooflab.reference.spec import Case, Scheme
 
 FIRST_CHECK_S = 60.0
 """The seconds after which a first check counts as hung.  It compiles one kernel and runs it on one small case."""
-AT_ONCE = 12
+MAX_PARALLEL_CHECKS = 12
 """The most first checks at the same time.  Each holds a CUDA context of half a GB; no check is timed."""
 RISK = ("triton", "cuda", "gluon")
 """The backends, in the order of first checks: a kernel that hangs takes the card's time from the kernels beside it, and
@@ -36,51 +36,51 @@ kernels with barriers may hang."""
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
     """Runs each kernel on one small case that it supports, in its own process with a time limit.
 
-    `trust` is a folder with records.  Its results count too if they are from the same code and a GPU of the same name.
-    If the check itself raises an error, only its kernel fails.  A kernel is excluded if no time was left for its check.
-    """
+    `trust` is a folder with records of an earlier run.  Checks in these records count if the code is the same and the
+    GPU has the same name.  If a check itself raises an error, only its kernel fails.  A kernel is excluded from later
+    entries if no time was left for its check."""
     device, machine = torch.device(context.device), Environment.now()
-    passed, writer = Passed(machine), RunWriter(context.out)
+    passed_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
         risky = risky[:1]  # each process takes seconds, and all kernels take the same path
     elif trust is not None:
-        passed.trust(trust)
-    passed_before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
-    runnable = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
-    unchecked = [kernel for kernel in runnable if kernel not in passed_before]
+        passed_store.trust(trust)
+    passed_kernels = [kernel for kernel in risky if not context.dry_run and passed_store.holds(kernel)]
+    runnable_kernels = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
+    unchecked = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
     tasks = [(kernel, chosen) for kernel in unchecked if (chosen := first_taken(kernel, default_scheme(device)))]
 
-    check = Checkers(device, limit_s=FIRST_CHECK_S)
+    run_check = Checkers(device, limit_s=FIRST_CHECK_S)
 
     def attempt(kernel: Kernel, chosen: tuple[Case, Scheme]) -> CheckResult | None:
-        return None if context.left_s < 0 else check(CheckTask(kernel, *chosen))
+        return None if context.left_s < 0 else run_check(CheckTask(kernel, *chosen))
 
     excluded: dict[str, str] = {}
     good: list[Kernel] = []
     late_names: list[str] = []
-    with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
-        making = {pool.submit(attempt, *task): task[0] for task in tasks}
-        for future in as_completed(making):
-            kernel, error = making[future], future.exception()
+    with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
+        kernel_by_future = {pool.submit(attempt, *task): task[0] for task in tasks}
+        for future in as_completed(kernel_by_future):
+            kernel, error = kernel_by_future[future], future.exception()
             if error is not None:  # any error: it must not end the checks of the other kernels
                 excluded[kernel.id] = f"{type(error).__name__}: {error}"
             elif (result := future.result()) is None:
                 late_names.append(kernel.id)
             else:
                 record = result.record(kernel, writer.run_id, machine)
-                code = {CODE: passed.code(kernel)}
-                writer.write(replace(record, environment={**record.environment, **code}))
+                code_field = {CODE_FIELD: passed_store.code(kernel)}
+                writer.write(replace(record, environment={**record.environment, **code_field}))
                 if result.status == "OK":
                     good.append(kernel)
                 elif result.status not in NOT_RUN:
                     excluded[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
-        passed.keep({kernel.id: passed.code(kernel) for kernel in good})
+        passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in good})
     faults = [f"{name}: {text}" for name, text in excluded.items()]
-    figures = {"right": len(good) + len(passed_before), "right before": len(passed_before), "excluded": len(excluded)}
-    figures["not here"] = len(risky) - len(good) - len(passed_before) - len(excluded) - len(late_names)
+    figures = {"right": len(good) + len(passed_kernels), "right before": len(passed_kernels), "excluded": len(excluded)}
+    figures["not here"] = len(risky) - len(good) - len(passed_kernels) - len(excluded) - len(late_names)
     excluded |= dict.fromkeys(late_names, "no time was left for its first check")
     reason = "; ".join(faults + [f"no time for {name}" for name in late_names])
     return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded)

@@ -1,4 +1,4 @@
-"""Remembers which kernels passed their first check on this kind of machine.  Later runs do not repeat these checks."""
+"""Stores which kernels passed their first check on this kind of machine.  Later runs do not repeat these checks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
-CODE = "kernel_code"
+CODE_FIELD = "kernel_code"
 """The field in a first check's record that holds the result of `Passed.code`."""
-SHARED = Path(inspect.getfile(Kernel)).parent
+SHARED_FOLDER = Path(inspect.getfile(Kernel)).parent
 """The folder of the code that all kernels may import: the registry, `_cuda`, and configs."""
 
 
 class Passed:
-    """Remembers, in a file in the cache, which kernel code passed its first check on this kind of machine.
+    """Stores which kernel code passed its first check on this kind of machine, in a file in the cache folder.
 
-    The code of a kernel is its folder, the files that all kernels share, and the versions of torch and Triton."""
+    A kernel's code is its folder, the files that all kernels share, and the versions of torch and Triton."""
 
     def __init__(self, environment: Environment, folder: Path | None = None):
         self._environment = environment
         self._path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
 
     def code(self, kernel: Kernel) -> str:
-        """Returns a text that identifies the kernel's present code: a hash, and the versions of torch and Triton."""
+        """Returns a text that identifies the kernel's code: a file hash, and the versions of torch and Triton."""
         return f"{_code_of(kernel)} torch {self._environment.torch} triton {self._environment.triton}"
 
     def holds(self, kernel: Kernel) -> bool:
@@ -41,21 +41,21 @@ class Passed:
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> None:
-        """Reads results of first checks from the records in `folder`.  Only records from a GPU of the same name count.
+        """Adds results of first checks from the records in `folder`.  Only records from a GPU of the same name count.
 
-        Code is not accepted if any record in the folder says that it is wrong."""
+        Code is not added if any record in the folder says that it is wrong."""
         gpu = self._environment.gpu
         present_codes = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}
         for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment
-            card = (environment.get("gpu") or {}).get("name")
-            if gpu and card == gpu.name and environment.get(CODE) == present_codes.get(name, ""):
+            gpu_name = (environment.get("gpu") or {}).get("name")
+            if gpu and gpu_name == gpu.name and environment.get(CODE_FIELD) == present_codes.get(name, ""):
                 statuses_of.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
         self.keep({name: present_codes[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
-        """Stores code that has passed.  `codes` has the text that identifies the code of each kernel, by kernel id."""
+        """Stores that this code has passed.  `codes` maps each kernel id to the text that identifies its code."""
         write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
 
     def _remembered(self) -> dict[str, str]:
@@ -70,15 +70,15 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
     """Returns the names of kernels that passed the first check, with adversarial inputs, on this kind of GPU."""
     if device.type != "cuda":
         return frozenset()
-    passed, default = Passed(Environment.now(device.index or 0)), default_scheme(device)
-    first_cases = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
+    passed_store, default_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
+    first_cases = ((kernel, first_taken(kernel, default_name)) for kernel in kernels if passed_store.holds(kernel))
     return frozenset(kernel.name for kernel, first in first_cases if first is not None and first[1].name == scheme)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """Returns the first case (input shape) that a kernel supports, and its scheme (dtypes).  Smoke and edge cases come
-    before model cases.  The scheme is `default` if the kernel supports it.  Returns None if the kernel supports no
-    case."""
+    """Returns the first case (input shape) that a kernel supports, and its scheme (dtypes).  Small test cases come
+    before the cases of models.  The scheme is `default` if the kernel supports it.  Returns None if the kernel supports
+    no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
@@ -91,9 +91,9 @@ def _code_of(kernel: Kernel) -> str:
     """Returns the SHA-256 of all files that the kernel may import or read, including its configs."""
     folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
-    kernel_files = folder.glob("*" if folder.parent == SHARED else "*.py")
+    kernel_files = folder.glob("*" if folder.parent == SHARED_FOLDER else "*.py")
     digest = hashlib.sha256()
-    for file in (*sorted(kernel_files), *sorted(SHARED.glob("*.py"))):
+    for file in (*sorted(kernel_files), *sorted(SHARED_FOLDER.glob("*.py"))):
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Defines the suite's plan: every entry, ordered by its value.  This module contains only data and runs nothing.
+"""Defines the suite's plan: all entries (one command each), ordered by value.  It has only data and runs nothing.
 
-Rooflab's own entries are here.  Files with more entries, such as `results/targets/plan.json`, are JSON lists of
-entries. In such a file `{here}` stands for the file's folder.
+Rooflab's own entries are in this file.  Other files can add entries, such as `results/targets/plan.json`.  Such a file
+is a JSON list of entries, and `{here}` in it stands for the folder of the file.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FAMILY_OPS = {
     "sampling": ("sample", "speculative_verify"),
 }
 """By family, the ops that belong to it although their names do not contain the family's word."""
-LAB = ("-m", "rooflab.bench")
-MODEL = ("--dummy", "--device", "cuda", "--out", "{out}", "--json")
-SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=naive")
-LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
+LAB_COMMAND = ("-m", "rooflab.bench")
+MODEL_OPTIONS = ("--dummy", "--device", "cuda", "--out", "{out}", "--json")
+KERNEL_SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=naive")
+LATENCY_ENTRIES: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ("decode", "a decode step of Llama-3.1-8B, op by op", ("ledger", "llama-3.1-8b", "--batch", "16"), 60),
     ("prefill", "the step of a prompt, op by op", ("ledger", "llama-3.1-8b", "--prefill", "--context", "2048"), 60),
     (
         "swaps",
         "other kernels in the engine: change of TTFT and ITL, predicted and measured",
-        ("whatif", "llama-3.1-8b", "--batch", "16", "--context", "1024", *(f"--swap={swap}" for swap in SWAPS)),
+        ("whatif", "llama-3.1-8b", "--batch", "16", "--context", "1024", *(f"--swap={swap}" for swap in KERNEL_SWAPS)),
         150,
     ),
     (
@@ -53,13 +53,13 @@ START_S = 8.0
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """Returns the entries in order, the most valuable first.  Prerequisites come before the entries that need them.
+    """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` hold more entries.  `only` selects entries by an op, a family of ops, an entry's id, or the first word of an
-    id. A family such as `attention` contains every op with that word in its name, and the family's ops in `FAMILY_OPS`.
-    With `only`, entries about the GPU alone are left out unless a selected entry needs them.  The first checks get
-    `trust`. Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of entries, or
-    two entries have the same folder."""
+    `files` are paths of files with more entries.  `only` selects entries by an op, a family of ops, an entry's id, or
+    the first word of an id.  A family such as `attention` contains every op with that word in its name, and the
+    family's ops in `FAMILY_OPS`.  With `only`, entries about the GPU alone are left out unless a selected entry needs
+    them.  `trust` goes to the entry of the first checks.  Raises `ValueError` in three cases: a name in `only` matches
+    nothing, a file is not a list of entries, or two entries have the same folder."""
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
@@ -80,7 +80,7 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
 
 
 def read_plan(path: Path) -> list[Entry]:
-    """Reads the entries in a file.  Raises `ValueError` if the file is not a list of entries."""
+    """Reads the suite entries in a file.  Raises `ValueError` if the file is not a list of entries."""
     try:
         values = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
         return [Entry.from_json(value) for value in values]
@@ -89,31 +89,31 @@ def read_plan(path: Path) -> list[Entry]:
 
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:
-    by_op = {
+    ids_by_op = {
         entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
-    by_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
-    if not by_op | by_name:
-        words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
-        families = sorted(words | {*FAMILY_OPS})
+    ids_by_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
+    if not ids_by_op | ids_by_name:
+        op_words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
+        families = sorted(op_words | {*FAMILY_OPS})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
-    return by_op | by_name
+    return ids_by_op | ids_by_name
 
 
 def _word(entry_id: str) -> str:
-    """Returns the main word of an id.  It is `engine` for `engine:qwen3-0.6b` and for `bar:engine.llama-3.1-8b`."""
+    """Returns the main word of an id: `engine` for `engine:qwen3-0.6b` and for `bar:engine.llama-3.1-8b`."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
 def is_of(op: str, family: str) -> bool:
-    """Returns whether `family` is the op's own name, or a family that contains the op."""
+    """Returns whether `family` is a family that contains the op.  The op's own name also counts as a family."""
     return family == op or family in op.split("_") or op in FAMILY_OPS.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """Returns all entries that must run before an entry.  The prerequisites of these entries are included."""
+    """Returns all entries that must run before an entry, directly or indirectly."""
     prerequisites: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
         prerequisites |= {name} | _before(name, by_id)
@@ -121,12 +121,12 @@ def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
-    """Sorts the entries by value.  A prerequisite gets at least the value of the entries that need it."""
+    """Sorts the entries by value.  The value of a prerequisite is at least the value of each entry that needs it."""
     by_id = {entry.id: entry for entry in entries}
-    worth = {entry.id: entry.value for entry in entries}
+    value_by_id = {entry.id: entry.value for entry in entries}
     for entry in entries:
-        for name in _before(entry.id, by_id) & worth.keys():
-            worth[name] = max(worth[name], entry.value)
+        for name in _before(entry.id, by_id) & value_by_id.keys():
+            value_by_id[name] = max(value_by_id[name], entry.value)
     entry_by_id: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
@@ -135,66 +135,75 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
                 place(by_id[name])
         entry_by_id.setdefault(entry.id, entry)
 
-    for entry in sorted(entries, key=lambda entry: -worth[entry.id]):
+    for entry in sorted(entries, key=lambda entry: -value_by_id[entry.id]):
         place(entry)
     return list(entry_by_id.values())
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
-    """Returns the entries about the GPU, the compilation in advance, and the first checks of the ops' kernels."""
+    """Returns the entries about the GPU, the entry that compiles in advance, and the entry with the first checks."""
     # Calls of torch itself neither hang nor write out of bounds.
-    safe = registry.CPU_BACKENDS
-    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe]
-    card, first = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
+    safe_backends = registry.CPU_BACKENDS
+    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe_backends]
+    card_command, checks = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
     trusted = ("--trust", str(trust)) if trust else ()
     return [
-        Entry("environment", "the machine, its software, and whether the device answers", step_words(card),
-              START_S + 4, 100.0, step_words(card, dry=True), needs=()),
+        Entry("environment", "the machine, its software, and whether the device answers", step_words(card_command),
+              START_S + 4, 100.0, step_words(card_command, dry=True), needs=()),
         Entry("ahead", "compiles what later entries launch, on cores that they leave idle",
               ("-m", "rooflab.bench.suite.ahead", "{run}/plan.json"), 1.0, 99.0, needs=("environment",), beside=True),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              step_words((*first, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(first, dry=True),
+              step_words((*checks, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(checks, dry=True),
               needs=("environment",), ops=tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels",
-              (*LAB, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,
-              (*LAB, "ceilings", "--refresh", "--budget", "0.5", "--device", "cpu", "--json"), ("environment",),
+              (*LAB_COMMAND, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,
+              (*LAB_COMMAND, "ceilings", "--refresh", "--budget", "0.5", "--device", "cpu", "--json"), ("environment",),
               launches=({"microkernels": True},), of_card=True),
         Entry("self-test", "the A/B against identical code and an injected 5% slowdown",
-              (*LAB, "ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_ROUND_S), "--out", "{out}",
-               "--json"), START_S + 2 * SELF_TEST_ROUND_S, 50.0, checks=("rmsnorm", "gemm")),
+              (*LAB_COMMAND, "ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_ROUND_S),
+               "--out", "{out}", "--json"), START_S + 2 * SELF_TEST_ROUND_S, 50.0, checks=("rmsnorm", "gemm")),
     ]  # fmt: skip
 
 
 def latency_entries() -> list[Entry]:
-    """Returns entries that measure a model with random weights: each op of a step, other kernels and settings."""
+    """Returns entries that measure a model with random weights: each op of a step, other kernels, and the studies."""
     return [
-        Entry(f"latency:{name}", title, (*LAB, *words, *MODEL), START_S + cost, 48.0, checks=tuple(FIRST_ON_CUDA))
-        for name, title, words, cost in LATENCY
+        Entry(
+            f"latency:{name}",
+            title,
+            (*LAB_COMMAND, *words, *MODEL_OPTIONS),
+            START_S + cost,
+            48.0,
+            checks=tuple(FIRST_ON_CUDA),
+        )
+        for name, title, words, cost in LATENCY_ENTRIES
     ]
 
 
 def op_entries(op: str) -> list[Entry]:
-    """Returns the entries that check one op, measure its times, and tune its configs."""
+    """Returns the entries for one op.  They check its kernels, measure their times, and tune their configs."""
     kernels = list(registry.kernels(op).values())
     spec = registry.get_op(op)
-    checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
-    times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
+    num_checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
+    num_times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
     run_options = ("--out", "{out}", "--seed", "{seed}")
-    going_on = ("--seconds", "{seconds}", "--resume", *run_options)
+    resume = ("--seconds", "{seconds}", "--resume", *run_options)
     suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
-    small = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
+    small_options = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
     one_of_each = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
     kernel_options = tuple(word for name in one_of_each for word in ("--kernel", name))
     entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
-              (*LAB, "check", op, "--suite", "smoke", "--suite", "edge", *going_on), START_S + 0.15 * checks, 72.0,
-              (*LAB, "check", op, *kernel_options, "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
-               "--by", "interpreter", *small),
+              (*LAB_COMMAND, "check", op, "--suite", "smoke", "--suite", "edge", *resume),
+              START_S + 0.15 * num_checks, 72.0,
+              (*LAB_COMMAND, "check", op, *kernel_options,
+               "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
+               "--by", "interpreter", *small_options),
               ops=(op,), launches=({"op": op, "suites": ["smoke", "edge"], "scheme": "all"},)),
         Entry(f"bench:{op}", f"every kernel of {op} on models' shapes",
-              (*LAB, "bench", op, *suites, "--budget", "0.3", *going_on), START_S + 0.6 * times, 60.0,
-              (*LAB, "bench", op, "--budget", "0.02", *small),
+              (*LAB_COMMAND, "bench", op, *suites, "--budget", "0.3", *resume), START_S + 0.6 * num_times, 60.0,
+              (*LAB_COMMAND, "bench", op, "--budget", "0.02", *small_options),
               after=("ceilings",), ops=(op,), launches=({"op": op, "suites": list(MODEL_SUITES)},)),
     ]  # fmt: skip
     if any(kernel.tuning is not None for kernel in kernels):
@@ -202,10 +211,20 @@ def op_entries(op: str) -> list[Entry]:
             Entry(
                 f"tune:{op}",
                 f"configs of {op}'s kernels searched",
-                (*LAB, "tune", op, "--budget", "{seconds}", *run_options),
+                (*LAB_COMMAND, "tune", op, "--budget", "{seconds}", *run_options),
                 90.0,
                 30.0,
-                (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *run_options),
+                (
+                    *LAB_COMMAND,
+                    "tune",
+                    op,
+                    "--case",
+                    spec.get_cases("smoke")[0].id,
+                    "--dry-run",
+                    "--budget",
+                    "1",
+                    *run_options,
+                ),
                 after=("ceilings", f"bench:{op}"),
                 ops=(op,),
                 searches=True,

@@ -1,4 +1,4 @@
-"""Runs the suite's plan: each command in its own process, until the budget ends.  Each result is saved immediately."""
+"""Runs the suite's commands until the time budget ends, each in its own process.  Saves each result immediately."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from rooflab.bench.core import Child, ChildFailed, Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
-from rooflab.bench.suite.step import FILE, read_outcome, step_words, write_json
+from rooflab.bench.suite.step import OUTCOME_FILE, read_outcome, step_words, write_json
 from rooflab.roofline.device import identify
 
-LEAST_SHARE = 0.4
+MIN_COST_SHARE = 0.4
 """An entry starts only if at least this share of its cost is left: entries that measure can use less time."""
-ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 """The most times that an entry is started.  Each new attempt excludes the kernel that broke the process before."""
-IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
+WORKER_IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
 """The modules that each process imports before it gets its command; importing torch and Triton takes seconds."""
-WORKER = "rooflab.bench.suite.suite_worker"
-PROBE = ("-m", "rooflab.bench.suite.card_answers", "--probe")
+WORKER_MODULE = "rooflab.bench.suite.suite_worker"
+PROBE_COMMAND = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
 """The only compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 """The cost and the limit of an entry in a dry run.  It takes a few seconds, and far longer on a busy machine."""
-HUNG_S = 60.0
+MAX_KERNEL_S = 60.0
 """The seconds after which a kernel that runs alone counts as hung, and its entry is ended.  If an entry was ended for
 time while its kernel had run for less than this, the kernel is innocent: the entry was too long."""
-WORDS: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
-WORDS |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
+STATUS_BY_EXIT: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
+STATUS_BY_EXIT |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
 """By the command's exit status, the status of the entry, by default FAILED.  A wrong kernel and an impossible reading
 are results, so their status is DONE."""
-Say = Callable[[str], None]
+SayText = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """Holds the options of a suite run."""
+    """Holds the user's options for a suite run, such as the folder, the budget and the seed."""
 
     out: Path
     budget_s: float
@@ -51,9 +51,13 @@ class SuiteSettings:
 
 
 def run_suite(
-    plan: Sequence[Entry], settings: SuiteSettings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
+    plan: Sequence[Entry],
+    settings: SuiteSettings,
+    note: SayText,
+    advance: SayText,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Runs `plan` within the budget and returns the final state.
+    """Runs the entries in `plan` within the time budget.  Returns the results of all entries.
 
     Raises `ValueError` if the folder holds another run and `resume` is not set.  Also raises `ValueError` if the folder
     holds a run of another kind of machine, or if the budget is not positive."""
@@ -63,17 +67,22 @@ def run_suite(
         raise ValueError(
             f"out: {settings.out} holds a suite run; add --resume to go on with it, or take another folder"
         )
-    run = _SuiteRun(plan, settings, clock, note, advance)
+    suite_run = _SuiteRun(plan, settings, clock, note, advance)
     try:
-        run.all()
+        suite_run.all()
     finally:
-        run.end()
-    return run.progress
+        suite_run.end()
+    return suite_run.progress
 
 
 class _SuiteRun:
     def __init__(
-        self, plan: Sequence[Entry], settings: SuiteSettings, clock: Callable[[], float], note: Say, advance: Say
+        self,
+        plan: Sequence[Entry],
+        settings: SuiteSettings,
+        clock: Callable[[], float],
+        note: SayText,
+        advance: SayText,
     ):
         self.plan, self.settings, self.clock = plan, settings, clock
         self.note, self.advance = note, advance
@@ -85,9 +94,9 @@ class _SuiteRun:
         self.log = settings.out / "suite.log"
         self.before = state.environment_in(settings.out)
         self.progress = state.load(settings.out, [entry.id for entry in plan])
-        remaining = [entry for entry in plan if not self.progress.done(entry.id)]
+        remaining_entries = [entry for entry in plan if not self.progress.done(entry.id)]
         if self.before:
-            note(f"going on: {len(plan) - len(remaining)} of {len(plan)} done")
+            note(f"going on: {len(plan) - len(remaining_entries)} of {len(plan)} done")
         write_json(settings.out / state.PLAN, [entry.to_json() for entry in plan])
         self._exclude()
 
@@ -109,23 +118,23 @@ class _SuiteRun:
         self._summarize()
 
     def _summarize(self) -> None:
-        """Writes the summary of the run.  This is done after each entry, because a run may be killed at any time."""
+        """Writes the summary of the run.  This happens after each entry, because a run may be killed at any time."""
         settings, titles = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Refuses to resume on another kind of machine.  On another GPU of the same kind, its own entries run again."""
+        """Refuses to resume on another kind of machine.  Entries about a single GPU run again on another GPU."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
-        for name, word in (("machine_key", "machine"), ("tree", "source")):
+        for name, label_word in (("machine_key", "machine"), ("tree", "source")):
             if self.before.get(name) != environment.get(name):
-                text = f"the {word} was {self.before.get(name)} and is {environment.get(name)}"
+                difference_text = f"the {label_word} was {self.before.get(name)} and is {environment.get(name)}"
                 if name == "machine_key":
                     write_json(self.settings.out / state.ENVIRONMENT, self.before)
-                    raise ValueError(f"out: expected a run of this machine, but {text}; take another folder")
-                self.note(f"{text}: what is done stays, and its records name their commit")
+                    raise ValueError(f"out: expected a run of this machine, but {difference_text}; take another folder")
+                self.note(f"{difference_text}: what is done stays, and its records name their commit")
         if (self.before.get("gpu") or {}).get("uuid") != (environment.get("gpu") or {}).get("uuid"):
             for entry in self.plan:
                 if entry.of_card and entry.id in self.progress.outcomes:
@@ -143,49 +152,49 @@ class _SuiteRun:
             self.note(f"{entry.id}: {outcome.reason}")
 
     def _exclude(self) -> None:
-        """Writes the file that tells all processes which kernels they must not run any more."""
+        """Writes a file with the excluded kernels.  All processes read it, and do not run these kernels."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
         """Returns an outcome if the entry cannot run: a prerequisite is not done, or the budget is too small."""
         outcomes = self.progress.outcomes
-        plan_ids = {planned.id for planned in self.plan}
+        plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
             status = outcomes[name].status if name in outcomes else "not done"
             if name in plan_ids and status not in ("DONE", "PARTIAL"):
                 return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
         left, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
-        if left >= LEAST_SHARE * cost_s:
+        if left >= MIN_COST_SHARE * cost_s:
             return None
         if entry.id in outcomes and outcomes[entry.id].status == "PARTIAL":
             return outcomes[entry.id]
         return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
 
     def _one(self, entry: Entry) -> EntryOutcome:
-        """Runs one entry.  If a kernel breaks the process, a new process continues without this kernel."""
+        """Runs one entry.  If a kernel kills the process, a new process continues without this kernel."""
         if self.settings.dry_run and not entry.dry:
             return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
             return self._start_beside(entry)
         start_s, excluded = self.clock(), dict[str, str]()
         self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
-        for _ in range(ATTEMPTS):
-            outcome, blamed = self._attempt(entry)
-            if not blamed:
+        for _ in range(MAX_ATTEMPTS):
+            outcome, blamed_kernel = self._attempt(entry)
+            if not blamed_kernel:
                 break
-            excluded[blamed] = f"{entry.id}: {outcome.reason}"
-            self.note(f"{entry.id}: goes on without {blamed}: {outcome.reason}")
+            excluded[blamed_kernel] = f"{entry.id}: {outcome.reason}"
+            self.note(f"{entry.id}: goes on without {blamed_kernel}: {outcome.reason}")
             self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
             if self.progress.stopped:
                 break
             if self.clock() >= self.ends:
-                outcome = EntryOutcome("NOT_REACHED", f"no time was left without {blamed}")
+                outcome = EntryOutcome("NOT_REACHED", f"no time was left without {blamed_kernel}")
                 break
         seconds = round(self.clock() - start_s, 2)
         return replace(outcome, excluded=excluded | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
-        """Starts an entry and does not wait for its end.  It ends by itself or at the end of the suite run."""
+        """Starts an entry and does not wait for it.  It runs until it is done or until the suite run ends."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
             return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
@@ -195,14 +204,14 @@ class _SuiteRun:
         return EntryOutcome("DONE", "it runs beside the entries that follow")
 
     def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
-        """Runs an entry in one process.  Returns the outcome, and the kernel that broke the process, or "".
+        """Runs an entry in one process.  Returns its outcome, and the kernel that broke the process, or "".
 
-        If the process had to be ended, this method also checks whether the device still answers."""
+        If the process had to be killed, this method also checks whether the device still works."""
         settings, remaining_s = self.settings, self.ends - self.clock()
         entry_limit_s = DRY_LIMIT_S if settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, remaining_s)
         folder = folder_of(settings.out, entry.id)
-        (folder / FILE).unlink(missing_ok=True)
+        (folder / OUTCOME_FILE).unlink(missing_ok=True)
         self._note_path().unlink(missing_ok=True)
         words = entry.dry if settings.dry_run else entry.words
         process = self._next()
@@ -212,11 +221,11 @@ class _SuiteRun:
         except ChildFailed as failed:
             self.current = None
             running = Running.read(self._note_path())
-            blamed = len(running.kernels) == 1 and (failed.limit_s is None or self._hangs())
-            if remaining_s < entry_limit_s and self.clock() >= self.ends and not blamed:
+            kernel_blamed = len(running.kernels) == 1 and (failed.limit_s is None or self._hangs())
+            if remaining_s < entry_limit_s and self.clock() >= self.ends and not kernel_blamed:
                 return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
-            return EntryOutcome("FAILED", _during(running, _why(failed))), running.kernels[0] if blamed else ""
+            return EntryOutcome("FAILED", _during(running, _why(failed))), running.kernels[0] if kernel_blamed else ""
         running = Running.read(self._note_path())
         try:
             self._release(process)
@@ -230,15 +239,15 @@ class _SuiteRun:
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """Returns the outcome that the step wrote, or else makes one from the exit status and the records."""
-        outcome = read_outcome(folder / FILE)
+        """Returns the outcome that the process wrote, or makes one from the exit status and the records."""
+        outcome = read_outcome(folder / OUTCOME_FILE)
         failures, statuses = state.wrong_in(folder)
         if outcome is None:
-            word = WORDS.get(status, "FAILED")
+            status_word = STATUS_BY_EXIT.get(status, "FAILED")
             figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
-            said = self.log.read_text(errors="replace").strip().splitlines()[-1:] if word != "DONE" else []
-            reason = "; ".join([*failures.values()][:5] or said)[-500:]
-            outcome = EntryOutcome(word, reason, figures=figures)  # type: ignore[arg-type]
+            log_line = self.log.read_text(errors="replace").strip().splitlines()[-1:] if status_word != "DONE" else []
+            reason = "; ".join([*failures.values()][:5] or log_line)[-500:]
+            outcome = EntryOutcome(status_word, reason, figures=figures)  # type: ignore[arg-type]
         all_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
         excluded = {} if entry.searches else failures
         return replace(outcome, figures=all_figures, excluded=excluded | dict(outcome.excluded))
@@ -250,8 +259,8 @@ class _SuiteRun:
         value_by_field = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
         value_by_field["{seed}"] = str(settings.seed)
         arguments = list(words)
-        for field, value in value_by_field.items():
-            arguments = [word.replace(field, value) for word in arguments]
+        for placeholder, value in value_by_field.items():
+            arguments = [word.replace(placeholder, value) for word in arguments]
         environment = Running.variable(self._note_path()) | {"ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
         return {"words": arguments, "environment": environment}
 
@@ -264,16 +273,16 @@ class _SuiteRun:
             # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
             environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
             environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
-        return Child(*IMPORTS, WORKER, environment=environment, log=self.log)
+        return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
         """Returns whether a single kernel runs too long.  Several kernels may all be slow on a busy CPU."""
-        running = Running.read(self._note_path())
-        most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
-        return len(running.kernels) == 1 and time.time() - running.began > most_s
+        running_state = Running.read(self._note_path())
+        max_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
+        return len(running_state.kernels) == 1 and time.time() - running_state.began > max_s
 
     def _next(self) -> Child:
-        """Returns a process for the next entry.  On a GPU it is new, and one more process starts in advance."""
+        """Returns a process for the next entry.  On a GPU it is new, and a spare process starts in advance."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -281,20 +290,20 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU without CUDA context, the next entry reuses it."""
+        """Ends the process of an entry on a GPU.  On a CPU without CUDA context, the next entry uses it again."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Stops the run if the device no longer answers, because later entries would wait until their limits."""
+        """Stops the run if the device no longer works, because later entries would wait until their time limits."""
         if self.settings.dry_run:
             return
         probe, reason = self._process(), ""
         try:
-            request = self._request(step_words(PROBE), "environment", PROBE_S)
+            request = self._request(step_words(PROBE_COMMAND), "environment", PROBE_S)
             status = probe.ask(request, PROBE_S)["status"]
-            outcome = read_outcome(folder_of(self.settings.out, "environment") / FILE)
+            outcome = read_outcome(folder_of(self.settings.out, "environment") / OUTCOME_FILE)
             reason = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
             probe.stop()
         except ChildFailed as failed:
@@ -314,7 +323,7 @@ class _SuiteRun:
 
 
 def _during(at: Running, why: str) -> str:
-    """Returns the reason why a process ended early, with the kernels that it was running."""
+    """Returns the reason why a process ended early, and names the kernels that it was running."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 

@@ -1,6 +1,6 @@
-"""Reads and writes the folder of a suite run: one folder with a result for each entry, and a summary of all results.
+"""Reads and writes the folder of a suite run: a folder with a result for each entry, and a summary of all results.
 
-These results are the whole state of a run.  An entry with a final result in its folder is not run again.
+These results are the whole state of a run.  A resumed run does not repeat an entry with a final result.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rooflab.bench.core import NOT_RUN
-from rooflab.bench.suite.entries import FINAL, BarStatus, EntryOutcome, EntryStatus
+from rooflab.bench.suite.entries import FINAL_STATUSES, BarStatus, EntryOutcome, EntryStatus
 from rooflab.bench.suite.step import read_outcome, write_json
 
-RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
-NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
+RESULT_FILE, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
+NO_FAULT_STATUSES = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
 """The statuses of records that show no fault of their kernel.  After an impossible or noisy reading, or with too large
 a case, the kernel may still be right."""
 
 
 def folder_of(run: Path, entry_id: str) -> Path:
-    """Returns the folder of an entry."""
+    """Returns the folder of an entry in the folder of the suite run."""
     return run / entry_id.replace(":", "-")
 
 
 @dataclass
 class Progress:
-    """Holds the state of a suite run: the results of the entries so far."""
+    """Holds the results of all entries so far in a suite run."""
 
     outcomes: dict[str, EntryOutcome] = field(default_factory=dict)
     stopped: str = ""
     """Why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
-        """Returns whether a resumed run can skip the entry.  An entry that was ended at its time limit runs again."""
+        """Returns whether a resumed run can skip the entry.  An entry that was killed at its time limit runs again."""
         outcome = self.outcomes.get(entry_id)
-        return outcome is not None and outcome.status in FINAL and not outcome.reason.startswith("TIMEOUT")
+        return outcome is not None and outcome.status in FINAL_STATUSES and not outcome.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
-        """Returns the kernels that later entries must not use, each with the reason."""
+        """Returns the kernels that later entries must not run, and the reason for each kernel."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
-    """Reads the results of a plan's entries from a run's folder.  Raises `ValueError` on an invalid file."""
-    outcomes = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
+    """Reads the results of a plan's entries from the folder `run`.  Raises `ValueError` on an invalid file."""
+    outcomes = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT_FILE) for entry_id in plan}
     return Progress({entry_id: outcome for entry_id, outcome in outcomes.items() if outcome is not None})
 
 
 def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
-    """Writes the result of an entry."""
-    write_json(folder_of(run, entry_id) / RESULT, outcome)
+    """Writes the result of an entry to the entry's folder."""
+    write_json(folder_of(run, entry_id) / RESULT_FILE, outcome)
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
-    """Returns the kernels with failures in a folder's records, with the first failure, and counts by status."""
+    """Returns the failed kernels in a folder's records with their first failure, and the record counts by status."""
     failures: dict[str, str] = {}
     statuses = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
@@ -66,7 +66,7 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
             with suppress(ValueError):  # the last line may come from a process that was ended
                 record = json.loads(line)
                 statuses[record["status"]] += 1
-                if record.get("kernel") and record["status"] not in NO_FAULT:
+                if record.get("kernel") and record["status"] not in NO_FAULT_STATUSES:
                     name = f"{record['op']}/{record['kernel']}"
                     failure_text = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
                     failures.setdefault(name, f"{name} {failure_text}")
@@ -74,13 +74,13 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
 
 
 def environment_in(run: Path) -> dict[str, Any]:
-    """Returns the environment (machine and software) of a run.  It is empty if the run ended before it was written."""
+    """Returns the description of a run's machine and software, or an empty one if the run did not write it."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """Reads the summary in a run's folder, also of a killed run.  Raises `ValueError` if there is no run."""
+    """Reads the summary of a suite run, which may have been killed.  Raises `ValueError` if there is no run."""
     path = run / SUMMARY
     if not path.is_file():
         raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
@@ -88,9 +88,9 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Writes the summary of a run: counts, a row for each entry, and a row for each performance target."""
+    """Writes the summary of a suite run: counts, a row for each entry, and a row for each performance target."""
     rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
-    bars = [
+    target_rows = [
         {
             "bar": row["entry"].removeprefix("bar:"),
             "text": row["title"],
@@ -114,11 +114,11 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
         "seconds": round(sum(row["seconds"] for row in rows), 1),
         "stopped": progress.stopped,
         "counts": {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]},
-        "bars": {name: sum(row["outcome"] == name for row in bars) for name in get_args(BarStatus)},
+        "bars": {name: sum(row["outcome"] == name for row in target_rows) for name in get_args(BarStatus)},
         "excluded": progress.excluded(),
         "invalid": 0 if options.get("dry_run") else sum(int(row["figures"].get("invalid", 0)) for row in rows),
         "entries": rows,
-        "bar_rows": bars,
+        "bar_rows": target_rows,
     }
     write_json(run / SUMMARY, summary)
 
@@ -138,11 +138,11 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """Formats the result numbers of an entry in one line.  Numbers have three digits, and texts are unchanged."""
-    filled = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
-    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in filled.items())
+    """Formats the numbers and texts in an entry's result as one line.  Numbers have three significant digits."""
+    shown_figures = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
+    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in shown_figures.items())
 
 
 def what(row: Mapping[str, Any]) -> str:
-    """Returns a text with the result of an entry: why it is not done, and its numbers."""
+    """Returns a text about an entry's result: the reason if it is not done, and its numbers."""
     return "; ".join(filter(None, (" ".join(row["reason"].split()), figures_text(row["figures"]))))

@@ -1,7 +1,7 @@
-"""Runs a step of the suite as a command: `end` calls the step's function and writes the outcome to the step's folder.
+"""Runs one step of the suite as a command.  `end` calls the step's function and writes the outcome to a file.
 
-The runner requires only that the command ends with an exit status.  All other results are in `outcome.json`.  The
-status is 12 if the step had too little time, and 14 if a broken CUDA context ended it.
+The suite's runner requires only that the command ends with an exit status.  All other results are in `outcome.json`.
+The status is 12 if the step had too little time, and 14 if a broken CUDA context ended it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rooflab.bench.core import ContextBroken
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
-FILE = "outcome.json"
-TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
+OUTCOME_FILE = "outcome.json"
+STEP_OPTIONS = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
 """The options that every step gets after its own arguments."""
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Returns a command-line parser with the options that every step gets."""
+    """Returns a command-line parser with the options that every step of the suite gets."""
     options = argparse.ArgumentParser(description=about)
     options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
     options.add_argument("--seconds", type=float, default=60.0)
@@ -34,26 +34,26 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 
 def context_of(options: argparse.Namespace) -> Context:
-    """Returns the context (folder, device, time and seed) that the command's options describe."""
+    """Converts the command-line options of a step into its context: folder, device, time and seed."""
     options.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if options.dry_run else "cuda"
     return Context(options.out, device, options.dry_run, options.seconds, options.seed)
 
 
 def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoReturn:
-    """Runs a step, writes its outcome, and ends the process with the step's status."""
+    """Runs a step of the suite, writes its outcome, and ends the process with the step's exit status."""
     try:
         outcome = function(context)
     except ContextBroken as broken:
         print(broken)
         raise SystemExit(ExitStatus.BROKEN) from broken
-    write_json(context.out / FILE, outcome)
+    write_json(context.out / OUTCOME_FILE, outcome)
     status = {"PARTIAL": ExitStatus.UNDECIDED, "FAILED": ExitStatus.INCORRECT}.get(outcome.status, ExitStatus.DONE)
     raise SystemExit(status)
 
 
 def read_outcome(path: Path) -> EntryOutcome | None:
-    """Reads an outcome from a file.  Returns None without a file.  Raises `ValueError` on an invalid file."""
+    """Reads an entry's outcome from a file, or returns None without a file.  Raises `ValueError` on an invalid file."""
     try:
         return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
     except (TypeError, ValueError) as error:
@@ -61,10 +61,10 @@ def read_outcome(path: Path) -> EntryOutcome | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON, atomically.  Numbers that JSON does not support are written as texts."""
+    """Writes a value as JSON, atomically.  Numbers that JSON does not support, such as infinity, become texts."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def step_words(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """Returns the whole list of arguments of a step: `words`, and the options that every step gets."""
-    return (*words, *TOLD, *(["--dry-run"] if dry else []))
+    """Returns the command-line arguments of a step: `words`, and then the options that every step gets."""
+    return (*words, *STEP_OPTIONS, *(["--dry-run"] if dry else []))

@@ -1,7 +1,7 @@
-"""Runs one entry of the suite in a process that starts early and then waits for a Python command line.
+"""Runs one entry of the suite.  The process starts early and waits for the command line of the entry.
 
-Its imports take seconds, so it starts while another entry runs.  On a GPU each process runs one command and ends, so
-that a broken CUDA context ends with the process.
+Its imports take seconds, so it starts while another entry runs.  On a GPU each process runs one command and ends.  So a
+broken CUDA context cannot affect the next command.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Runs a command in this process and returns its exit status.  An exception in the command ends the process."""
+    """Runs a command line in this process and returns its exit status.  An exception ends the process."""
     os.environ.update(request["environment"])
     old_argv, path = sys.argv, list(sys.path)
-    first, *words = request["words"]
+    first_word, *argument_words = request["words"]
     try:
-        if first == "-m":
-            sys.argv = words
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        if first_word == "-m":
+            sys.argv = argument_words
+            runpy.run_module(argument_words[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [first, *words]
-            sys.path.insert(0, str(Path(first).parent))
-            runpy.run_path(first, run_name="__main__")
+            sys.argv = [first_word, *argument_words]
+            sys.path.insert(0, str(Path(first_word).parent))
+            runpy.run_path(first_word, run_name="__main__")
     except SystemExit as ended:
         sys.stdout.flush()
         if isinstance(ended.code, str):

@@ -1,1 +1,1 @@
-"""Searches a kernel's configs (`tune.py`), and finds the fastest kernel for each number of rows (`choose.py`)."""
+"""Searches the best config of a kernel (`tune.py`), and the fastest kernel for each number of rows (`choose.py`)."""

@@ -1,4 +1,4 @@
-"""Writes `kernels/<op>/choices.json` from records: the fastest kernel and config for each range of rows."""
+"""Writes the fastest kernel and config for each range of row counts to `kernels/<op>/choices.json`, from records."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rooflab.bench.core import Record
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of, rows_of
+from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of, rows_of
 from rooflab.reference.spec import Case, get_scheme
 
-KERNELS = Path(registry.__file__).parent
+KERNELS_FOLDER = Path(registry.__file__).parent
 
 
-def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
-    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Entries of other devices in the file are
-    kept.
+def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> list[Path]:
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Entries for other devices in an existing file
+    stay.
 
     Only kernels that passed their check on a GPU count.  On a CPU the engine times its kernels itself.  Raises
     `ValueError` if a record names no commit, or if the working tree had uncommitted changes.
     """
-    counted = [record for record in records if _counts(record)]
-    if any(record.dirty or record.commit is None for record in counted):
+    counted_records = [record for record in records if _counts(record)]
+    if any(record.dirty or record.commit is None for record in counted_records):
         raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
     paths: dict[Path, None] = {}
-    by_card: dict[tuple[str, str], list[Record]] = {}
-    for record in counted:
-        by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
-    for (op, card), group in by_card.items():
+    records_by_card: dict[tuple[str, str], list[Record]] = {}
+    for record in counted_records:
+        records_by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
+    for (op, card), group in records_by_card.items():
         path = folder / op / "choices.json"
         choices = json.loads(path.read_text()) if path.is_file() else {}
         choices[card] = choose(op, group)
@@ -56,14 +56,14 @@ def _counts(record: Record) -> bool:
 
 
 def _kernel(record: Record) -> Kernel | None:
-    """Returns the record's kernel, or None if it is not in this tree, because the engine cannot load it."""
+    """Returns the record's kernel.  Returns None for a kernel outside Rooflab, which the engine cannot load."""
     kernel = registry.kernels(str(record.op)).get(str(record.kernel))
     return kernel if kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.") else None
 
 
 @dataclass(frozen=True)
 class _Contender:
-    """Holds a kernel's times on the cases of one range of rows, with one fixed config or its launcher's choices."""
+    """Holds a kernel's times for one range of row counts, with one fixed config or its launcher's own choices."""
 
     kernel: str
     config: str = ""
@@ -78,29 +78,29 @@ class _Contender:
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Returns, for each range of row numbers (bucket), the kernel, record and config with the least geometric mean of
-    latency.
+    """Returns the best kernel for each range of row counts (bucket), with its record and config.  The best kernel has
+    the least geometric mean of the times.
 
-    A range without cases uses the cases with the nearest number of rows.  If kernels pack the weight in different
-    layouts, all ranges use kernels with the same layout, because the engine stores a weight only once."""
-    by_rows: dict[int, list[Record]] = {}
+    A range without cases uses the cases with the nearest number of rows.  The engine stores a weight only once.  So if
+    kernels pack the weight in different layouts, all ranges use kernels with the same layout."""
+    row_groups: dict[int, list[Record]] = {}
     for record in records:
-        by_rows.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
+        row_groups.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
     buckets: dict[str, list[Record]] = {}
     low = 0.0
-    for high in BUCKETS:
-        rows_in_bucket = [rows for rows in by_rows if low < rows <= high]
-        nearest = min(by_rows, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
-        buckets[bucket_of(high)] = [record for rows in rows_in_bucket or [nearest] for record in by_rows[rows]]
+    for high in BUCKET_ROWS:
+        rows_in_bucket = [rows for rows in row_groups if low < rows <= high]
+        nearest_rows = min(row_groups, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
+        buckets[bucket_of(high)] = [record for rows in rows_in_bucket or [nearest_rows] for record in row_groups[rows]]
         low = high
-    best = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
-    allowed_kernels = _of_one_packing(op, best)
+    best_by_bucket = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
+    allowed_kernels = _of_one_packing(op, best_by_bucket)
     scheme = str(records[0].scheme)
-    return {bucket: _entry(contenders, allowed_kernels, scheme) for bucket, contenders in best.items()}
+    return {bucket: _entry(contenders, allowed_kernels, scheme) for bucket, contenders in best_by_bucket.items()}
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
-    """Returns each kernel's fastest config.  Configs that were timed on all cases are preferred."""
+    """Returns the fastest config of each kernel.  Configs that were timed on all cases are preferred."""
     contenders: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
@@ -108,38 +108,38 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
             contender = contenders.setdefault((record.kernel, config), _Contender(record.kernel, config, record.run_id))
             contender.latencies[record.case_id] = math.log(record.latency_median_ms)
     cases = {record.case_id for record in records}
-    complete = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
-    best: dict[str, _Contender] = {}
+    complete_contenders = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
+    best_by_kernel: dict[str, _Contender] = {}
     # On equal times the launcher's own choice comes first: a config must be faster to be written to the file.
-    for contender in sorted(complete or contenders.values(), key=lambda x: (x.mean, bool(x.config))):
-        best.setdefault(contender.kernel, contender)
-    return best
+    for contender in sorted(complete_contenders or contenders.values(), key=lambda x: (x.mean, bool(x.config))):
+        best_by_kernel.setdefault(contender.kernel, contender)
+    return best_by_kernel
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns the record's own config as JSON, and "" if the launcher's heuristic chooses the same config."""
+    """Returns the record's config as JSON in a list, which also has "" if the launcher chooses this config itself."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
-    default = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
+    default_config = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
     config_texts = [json.dumps(dict(record.config))]
-    return ["", *config_texts] if asdict(default) == dict(record.config) else config_texts
+    return ["", *config_texts] if asdict(default_config) == dict(record.config) else config_texts
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Returns the kernels with the fastest weight layout over all ranges of rows, or all kernels if none packs."""
+    """Returns the kernels with the fastest layout of packed weights over all ranges, or all kernels without packing."""
     names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names
-    ways: dict[Any, set[str]] = {}
+    names_by_packing: dict[Any, set[str]] = {}
     for name in sorted(names):
-        ways.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
+        names_by_packing.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
 
     def total(group: set[str]) -> tuple[bool, float]:
-        fastest = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
-        return math.inf in fastest, sum(fastest)
+        best_times = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
+        return math.inf in best_times, sum(best_times)
 
-    return min(ways.values(), key=total)
+    return min(names_by_packing.values(), key=total)
 
 
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Searches a kernel's configs.  Drops configs that cannot win, and times small groups together with the best config so
-far.
+"""Searches the fastest config of a kernel.  Skips configs that cannot win, and times small groups of configs together
+with the best config so far.
 
 This module uses no device.  The caller provides the least possible time and the measured time of each config.
 """
@@ -15,11 +15,11 @@ from rooflab.bench.base.system_time import time
 from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 
-FAR = 1.3
+DROP_RATIO = 1.3
 """A config is dropped if its first samples take this many times as long as the best config's samples."""
-GROUP = 8
+GROUP_SIZE = 8
 """The number of configs in a group with the best one: enough to use all cores, few enough to replace the best often."""
-FINALISTS = 3
+MAX_FINALISTS = 3
 """The number of configs that go on to the recorded measurement, with the launcher's own choice."""
 
 Seconds = tuple[float, ...]
@@ -30,7 +30,7 @@ Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
 
 @dataclass
 class SearchResult:
-    """Holds the result of a search, and counts the configs that it skipped or dropped."""
+    """Holds the result of a config search, and counts the configs that the search skipped or dropped."""
 
     scores: dict[Any, float] = field(default_factory=dict)
     """By config that was not dropped: its time over that of the launcher's own choice, geometric mean over cases."""
@@ -43,9 +43,9 @@ class SearchResult:
     """The number of configs that were not tried before the deadline."""
 
     def finalists(self, start: Any) -> list[Any]:
-        """Returns the fastest configs without `start`, which is the launcher's own choice."""
+        """Returns the fastest configs of the search.  `start`, the launcher's own choice, is not among them."""
         faster = sorted((config for config in self.scores if config != start), key=lambda config: self.scores[config])
-        return faster[:FINALISTS]
+        return faster[:MAX_FINALISTS]
 
 
 def search(
@@ -56,53 +56,53 @@ def search(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """Searches for a config that is faster than `start`, the launcher's own choice, until `deadline`.
+    """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
-    The search first tries the configs that differ from the best config in the fewest fields.  So it moves in small
-    steps from a good config.  Ties keep the order of `candidates`.  `least` gives the least time that a config needs.
-    Each group of configs is timed interleaved with the best config so far, and its times are divided by the time of
-    this config.  So a GPU that becomes slower during the search slows both."""
+    The search first tries configs that differ from the best config in few fields.  So it moves in small steps from a
+    good config.  Otherwise the order of `candidates` is kept.  `least` gives the least possible time of a config.  Each
+    group of configs is timed interleaved with the best config so far.  The times of the group are divided by the time
+    of the best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
     result = SearchResult()
-    first = times([start])[start]
-    if isinstance(first, str):
-        result.failures[start] = first
+    start_times = times([start])[start]
+    if isinstance(start_times, str):
+        result.failures[start] = start_times
         return result
-    best, best_s = start, first
+    best_config, best_times = start, start_times
     result.scores[start] = 1.0
-    waiting = [config for config in candidates if config != start]
-    while waiting:
+    waiting_configs = [config for config in candidates if config != start]
+    while waiting_configs:
         if clock() >= deadline:
-            result.left = len(waiting)
+            result.left = len(waiting_configs)
             break
-        able = [config for config in waiting if _mean(least(config)) < _mean(best_s)]
-        result.bounded += len(waiting) - len(able)
-        able.sort(key=lambda config: _distance(config, best))  # a stable sort: ties keep the given order
-        group, waiting = able[:GROUP], able[GROUP:]
+        able_configs = [config for config in waiting_configs if _mean(least(config)) < _mean(best_times)]
+        result.bounded += len(waiting_configs) - len(able_configs)
+        able_configs.sort(key=lambda config: _distance(config, best_config))  # a stable sort: ties keep the given order
+        group, waiting_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
         if not group:
             break
-        group_times = times([best, *group])
-        anchor = group_times[best]
-        if isinstance(anchor, str):
-            result.failures[best] = anchor
+        group_times = times([best_config, *group])
+        anchor_times = group_times[best_config]
+        if isinstance(anchor_times, str):
+            result.failures[best_config] = anchor_times
             break
-        scale = result.scores[best] / _mean(anchor)
-        best_s = anchor
+        scale = result.scores[best_config] / _mean(anchor_times)
+        best_times = anchor_times
         for config in group:
             seconds = group_times[config]
             if isinstance(seconds, str):
                 result.failures[config] = seconds
-            elif _mean(seconds) > FAR * _mean(anchor):
+            elif _mean(seconds) > DROP_RATIO * _mean(anchor_times):
                 result.dropped += 1
             else:
                 result.scores[config] = scale * _mean(seconds)
-                if result.scores[config] < result.scores[best]:
-                    best, best_s = config, seconds
+                if result.scores[config] < result.scores[best_config]:
+                    best_config, best_times = config, seconds
     return result
 
 
 def _distance(first: Any, other: Any) -> int:
     """Returns the number of fields in which two configs differ."""
-    return sum(getattr(first, item.name) != getattr(other, item.name) for item in fields(first))
+    return sum(getattr(first, config_field.name) != getattr(other, config_field.name) for config_field in fields(first))
 
 
 def _mean(seconds: Seconds) -> float:
@@ -111,8 +111,8 @@ def _mean(seconds: Seconds) -> float:
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:
-    """Returns the least possible seconds of a launch: the larger of the op's roofline bound and the matrix time of the
-    busiest SM, with padded tiles.
+    """Returns the least possible seconds of a launch.  This is the larger of two times: the op's roofline bound, and
+    the matrix time of the busiest SM with padded tiles.
 
     The GPU assigns CTAs to SMs one by one.  So some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, for any
     occupancy. The bound counts only the bytes that are read, because written bytes may still be in L2 when the clock
@@ -121,5 +121,5 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds
     (dtype,) = cost.tensor_flops
-    busiest = -(-footprint.ctas // sms)
-    return max(seconds, busiest * footprint.tensor_flops * sms / ceilings.matrix_rate(dtype))
+    busiest_ctas = -(-footprint.ctas // sms)
+    return max(seconds, busiest_ctas * footprint.tensor_flops * sms / ceilings.matrix_rate(dtype))

@@ -1,9 +1,9 @@
-"""Implements `rooflab tune`: searches a kernel's configs on this device, and measures the best configs like other
+"""Implements `rooflab tune`, which searches the best configs of a kernel on this device and measures them like other
 kernels.
 
-The search never compiles a config that cannot run (`is_legal`), or whose least possible time is above the best time.
-It drops a config if its first samples are far slower (`search.py`).  `Measurement` checks and times the remaining
-configs, together with the launcher's own choice and the op's other kernels.  The record of a config holds its `config`.
+The search never compiles a config that cannot run (`is_legal`), or that cannot be faster than the best config.  It
+drops a config if its first samples are far slower (`search.py`).  `Measurement` checks and times the remaining configs,
+together with the launcher's own choice and the op's other kernels.  The record of a config holds its `config`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import bucket_of, rows_of
 from rooflab.reference.spec import Case
 
-SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
+DEFAULT_SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
 """By device, the suite whose cases are tuned if the user names no case."""
-COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
+TABLE_COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
 
 
 def tune_op(
@@ -42,16 +42,16 @@ def tune_op(
 ) -> TuningRun:
     """Searches the configs of `kernels` in about `budget_s` seconds.  The default is all tunable kernels of `op`.
 
-    A dry run measures no times: it invents times, checks the winner on one small case, and writes no record.  `clean`
-    requires a source tree without uncommitted changes.  Raises `ValueError` if a kernel has no configs or cannot be
-    timed on this device."""
+    A dry run measures no times: it invents times, checks the best config on one small case, and writes no record.
+    `clean` requires a source tree without uncommitted changes.  Raises `ValueError` if a kernel has no configs or
+    cannot be timed on this device."""
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     environment = Environment.now() if clean else None
     if environment and (environment.dirty or environment.commit is None):
         raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
     device_name = "cpu" if dry_run else device
-    suite = SUITES[pick_device(device_name).type]
+    suite = DEFAULT_SUITES[pick_device(device_name).type]
     selection = Selection.of(
         op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, device_name, seed
     )
@@ -105,7 +105,7 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
 
 
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
-    """Returns the op's other library and optimized kernels that can be timed on this device."""
+    """Returns the op's library and optimized kernels that are not tuned here and that this device can time."""
     return [
         kernel
         for kernel in registry.kernels(op).values()

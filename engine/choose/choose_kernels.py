@@ -1,8 +1,8 @@
 """Chooses the kernel of an op on this machine's CPU.  The candidates are timed here, once, and the times are kept.
 
-CPUs differ too much to use another CPU's times: on one CPU the packed product is the fastest at one row, on another
-torch's own product.  A file in the cache folder keeps the times of one machine, version and model.  A start spends at
-most `LIMIT_S` on timing.  The next quiet start measures times that are missing or from a busy machine.
+Another CPU's times do not help: on one CPU the packed matmul is the fastest at one row, on another torch's own matmul.
+A file in the cache folder keeps the times of one machine, version and model.  A start spends at most `LIMIT_S` on
+timing.  The next quiet start measures times that are missing or from a busy machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from psutil import virtual_memory
 
 from rooflab.engine.choose.model_shapes import (
+    MATMUL_OPS,
     MOST_REPLAYED,
-    PRODUCTS,
     LargestSizes,
     model_inputs,
     packed,
@@ -40,14 +40,14 @@ from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of
+from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of
 
 PREFILL = ("flash_attention_varlen", "paged_attention", "sample")
 """The ops that are no part of a decode step from the embedding to the logits."""
-TOLERATED = 1.05
+TOLERATED_RATIO = 1.05
 """The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
-ROUNDS = 5
-WAITING = 0.05
+TIMING_ROUNDS = 5
+MAX_WAITING_RATIO = 0.05
 """The highest allowed ratio of the time that threads wait for a core to the time that they run, as in the bench."""
 LIMIT_S = 10.0
 """The most seconds of timing at a start, without compilation.  Without a limit, 2 busy cores took 87 s and 128 s."""
@@ -63,7 +63,7 @@ Times = dict[str, dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel of one op in one bucket, and the reason for this choice."""
+    """Holds the kernel of one op in one bucket (range of rows), and the reason for this choice."""
 
     op: str
     bucket: str
@@ -91,13 +91,13 @@ def choose_kernels(
     }
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
     all_kernels = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
-    calls = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
-    cache = KeptTimes(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
+    kernels = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
+    cache = KeptTimes(arch.name, facts, (kernel for kernel in kernels if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
-            take = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
-            times = cache.of(op, bucket, take)
+            take_times = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
+            times = cache.of(op, bucket, take_times)
             choices = [replace(choice, why=_reason(choice, times)) for choice in choices]
             choices.sort(key=lambda choice: times.get(choice.kernel.name, 0.0))
         fastest[op, bucket] = choices
@@ -105,13 +105,13 @@ def choose_kernels(
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     if replays:
-        for upper in (limit for limit in BUCKETS if limit <= MOST_REPLAYED):
+        for upper in (limit for limit in BUCKET_ROWS if limit <= MOST_REPLAYED):
             fastest |= replayed(bucket_of(upper), fastest, cache.times, limits.arch.num_layers)
-    (product,) = set(PRODUCTS) & set(limits.ops)
+    (product,) = set(MATMUL_OPS) & set(limits.ops)
     products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
-    ways = _ways(products, cache.times.get(product, {}), limits)
+    packings = _ways(products, cache.times.get(product, {}), limits)
     for bucket, choices in products.items():
-        fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
+        fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
     return fastest
 
 
@@ -128,7 +128,7 @@ def replayed(
     if not all(native.values()):
         return {}
     calls = {op: {"embedding": 1, "rmsnorm": 1, "fused_add_rmsnorm": 2 * num_layers}.get(op, num_layers) for op in step}
-    calls |= dict.fromkeys(PRODUCTS, 1)  # all products of a step are timed together
+    calls |= dict.fromkeys(MATMUL_OPS, 1)  # all products of a step are timed together
 
     def milliseconds(kernels: Mapping[str, list[Choice]]) -> float:
         return sum(calls[op] * times[op][bucket][kernels[op][0].kernel.name] for op in timed) / 1e3
@@ -140,7 +140,7 @@ def replayed(
         return {}
     why = f"; a replayed step {replay:.1f} ms, an eager one {eager:.1f}"
     return {
-        (op, bucket): [replace(choice, why=choice.why + why * (op in PRODUCTS)) for choice in choices]
+        (op, bucket): [replace(choice, why=choice.why + why * (op in MATMUL_OPS)) for choice in choices]
         for op, choices in native.items()
     }
 
@@ -148,14 +148,14 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Returns the fewest packings of a weight with which gemm loses at most `TOLERATED` in every bucket.  Each packing
-    copies all weights.  If two copies do not fit, returns the packing with the least geometric mean of the losses."""
-    forms = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
+    """Returns the fewest weight packings with which gemm takes at most `TOLERATED_RATIO` times the best time per
+    bucket.  If two copies of all weights do not fit, returns the packing with the least geometric mean loss."""
+    packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
-    sets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(forms, count)]
+    subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """Returns, per bucket, the least time with the packings `ways`, divided by the least time with any packing."""
+        """Returns, per bucket, the best time with the packings `ways`, divided by the best time with any packing."""
         ratios = []
         for bucket, choices in products.items():
             measured = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
@@ -164,9 +164,9 @@ def _ways(
             ratios.append(min(allowed, default=math.inf) / min(of_all.values()))
         return ratios
 
-    good = [ways for ways in sets if max(losses(ways)) <= TOLERATED]
-    fewest = [ways for ways in good if len(ways) == len(good[0])] or sets
-    return min(fewest, key=lambda ways: math.prod(losses(ways)))
+    good_subsets = [ways for ways in subsets if max(losses(ways)) <= TOLERATED_RATIO]
+    smallest_subsets = [ways for ways in good_subsets if len(ways) == len(good_subsets[0])] or subsets
+    return min(smallest_subsets, key=lambda ways: math.prod(losses(ways)))
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
@@ -177,11 +177,11 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Returns microseconds by kernel, per call or for all products of a step.  Returns {} if `ends` came too soon."""
+    """Returns microseconds by kernel, per call or for all matmuls of a step.  Returns {} if the clock passes `ends`."""
     inputs = [real(meta_inputs, limits.block_size) for meta_inputs in model_inputs(op, rows, limits)]
-    if op not in PRODUCTS:
-        (only,) = inputs
-        calls = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
+    if op not in MATMUL_OPS:
+        (args,) = inputs
+        calls = {kernel: {name: value for name, value in args.items() if name in kernel.accepted} for kernel in kernels}
         return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in calls.items()}, ends)
     *layer, head = inputs
     times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
@@ -192,9 +192,9 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns one function per copy of the weights, to run all products.  With few rows the copies exceed the cache."""
+    """Returns one function per copy of the weights, to run all matmuls.  With few rows, the copies exceed the cache."""
     weight_bytes = sum(product["b"].nbytes for product in inputs)
-    copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
+    copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
         scales = ({"scale": product["scale"]} if "scale" in product else {} for product in inputs)
@@ -208,11 +208,11 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
         for product in arguments:
             kernel.fn(**product)
 
-    return [partial(run, prepared()) for _ in range(copies)]
+    return [partial(run, prepared()) for _ in range(copy_count)]
 
 
 class KeptTimes:
-    """Holds the times of one machine, version and model: from the cache, or measured when `of` needs them."""
+    """Holds the times of one machine, version and model.  They are from the cache, or measured when `of` needs them."""
 
     def __init__(self, model: str, facts: Mapping[str, Any], kernels: Iterable[Kernel]):
         self.about = {
@@ -223,34 +223,34 @@ class KeptTimes:
             **facts,
         }
         files = sorted({inspect.getfile(inspect.unwrap(kernel.fn)) for kernel in kernels})
-        parts = (path for file in files for path in (Path(file), Path(file).with_suffix(".cpp")))
-        sources = {path: path.read_text() for path in (*parts, *HEADERS) if path.is_file()}
+        source_paths = (path for file in files for path in (Path(file), Path(file).with_suffix(".cpp")))
+        sources = {path: path.read_text() for path in (*source_paths, *HEADERS) if path.is_file()}
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
         self._path = folder() / f"{key[:16]}.json"
         check_writable("ROOFLAB_CACHE", self._path.parent)
-        stored = json.loads(self._path.read_text()) if self._path.is_file() else {}
-        self.times: Times = stored.get("times_us", {})
-        self.provisional = {(op, bucket) for op, bucket in stored.get("provisional", ())}
+        cached_times = json.loads(self._path.read_text()) if self._path.is_file() else {}
+        self.times: Times = cached_times.get("times_us", {})
+        self.provisional = {(op, bucket) for op, bucket in cached_times.get("provisional", ())}
         """The ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
-        with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
-            list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))
+        with ThreadPoolExecutor() as compiler_pool:  # so that the compiler's time is no kernel's
+            list(compiler_pool.map(library, (source for source in sources if source.suffix == ".cpp")))
         self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
-        """Returns microseconds by kernel, from the cache or from `take(deadline)`.  Returns {} if no time is left."""
-        buckets = self.times.setdefault(op, {})
-        if bucket in buckets and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
-            return buckets[bucket]
+        """Returns microseconds by kernel, from the cache or `take(deadline)`.  Returns {} if no time is left."""
+        bucket_times = self.times.setdefault(op, {})
+        if bucket in bucket_times and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
+            return bucket_times[bucket]
         if time.monotonic() < self._ends and (new_times := take(self._ends)):
-            buckets[bucket] = new_times
+            bucket_times[bucket] = new_times
             self._taken.add((op, bucket))
-        elif bucket not in buckets:
+        elif bucket not in bucket_times:
             self.provisional.add((op, bucket))
-        return buckets.get(bucket, {})
+        return bucket_times.get(bucket, {})
 
     def _busy(self) -> bool:
-        return (waiting_since(self._began) or 0.0) > WAITING
+        return (waiting_since(self._began) or 0.0) > MAX_WAITING_RATIO
 
     def keep(self) -> None:
         """Writes the new times to the cache.  Times from a busy machine are marked as provisional."""
@@ -261,39 +261,39 @@ class KeptTimes:
 
 
 def folder() -> Path:
-    """Returns the folder that holds the files of times."""
+    """Returns the folder for the files of measured times."""
     return cache_folder() / "settled"
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
     """Returns the median microseconds of a call, by name.  Names take turns, and so do the functions of a name.
 
-    Returns {} if the clock passes `ends` before the first round.  If it passes later, the other rounds are skipped."""
-    counts = {}
+    Returns {} if the clock passes `ends` before the first round.  If it passes later, further rounds are skipped."""
+    call_counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile
             function()
         if time.monotonic() > ends:
             return {}
-        counts[name] = max(1, round(SAMPLE_S / max(_seconds(functions, len(functions)) / len(functions), 1e-7)))
+        call_counts[name] = max(1, round(SAMPLE_S / max(_seconds(functions, len(functions)) / len(functions), 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(ROUNDS):
-        if number and time.monotonic() > ends:
+    for round_index in range(TIMING_ROUNDS):
+        if round_index and time.monotonic() > ends:
             break
         for name, functions in calls.items():
-            count = -(-counts[name] // len(functions)) * len(functions)
+            count = -(-call_counts[name] // len(functions)) * len(functions)
             samples[name].append(1e6 * _seconds(functions, count) / count)
     return {name: round(statistics.median(times), 2) for name, times in samples.items()}
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
     start = time.perf_counter()
-    for number in range(count):
-        functions[number % len(functions)]()
+    for call_index in range(count):
+        functions[call_index % len(functions)]()
     return time.perf_counter() - start
 
 
 def known() -> Iterator[dict[str, Any]]:
-    """Yields the records of times in the cache folder, the newest first."""
+    """Yields the files of measured times in the cache folder as dictionaries, the newest first."""
     for path in sorted(folder().glob("*.json"), key=lambda path: -path.stat().st_mtime):
         yield json.loads(path.read_text())

@@ -12,7 +12,7 @@ import torch
 
 from rooflab.roofline.architecture import Architecture
 
-OPS = (
+MODEL_OPS = (
     "embedding",
     "rmsnorm",
     "fused_add_rmsnorm",
@@ -23,21 +23,21 @@ OPS = (
     "silu_and_mul",
     "sample",
 )
-DECODE = "decode_attention"
+DECODE_OP = "decode_attention"
 """The op `paged_attention` with one query per sequence.  Some kernels can serve only this case."""
-FUSED = "gemm_silu_and_mul"
+FUSED_OP = "gemm_silu_and_mul"
 """The op that replaces `gemm` and `silu_and_mul` on CUDA, if a record of the card prefers it."""
-PRODUCTS = ("gemm", "gemm_w8a16")
+MATMUL_OPS = ("gemm", "gemm_w8a16")
 """The ops that multiply with a weight.  A model uses only one of the two ops."""
 MOST_REPLAYED = 16
 """The most sequences of a replayed decode step on a CPU.  In larger steps the host's share is small."""
-CONTEXT = 512
+CONTEXT_KEYS = 512
 """The number of keys of each sequence in the timed calls."""
 
 
 @dataclass(frozen=True)
 class LargestSizes:
-    """The largest sizes of the model's inputs.  A kernel must accept these sizes."""
+    """Holds the largest sizes of the model's inputs.  A kernel must accept these sizes."""
 
     arch: Architecture
     device: torch.device
@@ -57,63 +57,63 @@ class LargestSizes:
     def ops(self) -> tuple[str, ...]:
         """Returns the names of the ops that the model uses, as the model calls them."""
         names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
-        return (*(names.get(op, op) for op in OPS), DECODE)
+        return (*(names.get(op, op) for op in MODEL_OPS), DECODE_OP)
 
     @property
     def fused(self) -> tuple[str, ...]:
         """Returns the names of the ops that may replace two other ops."""
-        return () if self.int8 or self.arch.activation != "silu" else (FUSED,)
+        return () if self.int8 or self.arch.activation != "silu" else (FUSED_OP,)
 
 
 def gated(arch: Architecture) -> str:
-    """Returns the name of the op between the two products of a model's MLP."""
+    """Returns the name of the op between the two matmuls of a model's MLP."""
     return "silu_and_mul" if arch.activation == "silu" else "gelu_and_mul"
 
 
 def registered(op: str) -> str:
-    """Returns the name that the model's op `op` has in the registry."""
-    return "paged_attention" if op == DECODE else op
+    """Returns the registry's name of the model's op `op`."""
+    return "paged_attention" if op == DECODE_OP else op
 
 
 def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """Returns the arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
-    if op in PRODUCTS:
+    if op in MATMUL_OPS:
         return _product_inputs(M, limits)
     arch, block_size = limits.arch, limits.block_size
-    empty = partial(torch.empty, dtype=limits.dtype, device="meta")
+    meta = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
     drawn_rows = min(M, limits.max_drawn)
     max_blocks = -(-limits.max_model_len // block_size)
-    cache = empty(max_blocks, block_size, kv_heads, D)
-    q, k = empty(M, heads, D), empty(M, kv_heads, D)
-    ids = empty(M, dtype=torch.int64)
+    cache = meta(max_blocks, block_size, kv_heads, D)
+    q, k = meta(M, heads, D), meta(M, kv_heads, D)
+    token_ids = meta(M, dtype=torch.int64)
     options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
-    table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
-    per_row, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **options}
+    table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
+    fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **options}
     arguments: dict[str, dict[str, Any]] = {
-        "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
-        "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
-        "fused_add_rmsnorm": {"x": empty(M, H), "residual": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
+        "embedding": {"token_ids": token_ids, "weight": meta(arch.vocab_size, H)},
+        "rmsnorm": {"x": meta(M, H), "weight": meta(H), "eps": arch.rms_norm_eps},
+        "fused_add_rmsnorm": {"x": meta(M, H), "residual": meta(M, H), "weight": meta(H), "eps": arch.rms_norm_eps},
         "rope_and_cache": {
             **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
-            **{"cos": table, "sin": table, "positions": ids, "slot_mapping": ids},
-            **(dict.fromkeys(("q_norm", "k_norm"), empty(D)) if arch.qk_norm else {}),
+            **{"cos": table, "sin": table, "positions": token_ids, "slot_mapping": token_ids},
+            **(dict.fromkeys(("q_norm", "k_norm"), meta(D)) if arch.qk_norm else {}),
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
         "decode_attention": pages | _paged(M, max_blocks),
         "paged_attention": pages | _paged(1, max_blocks) | {"cu_seqlens_q": bounds},
-        FUSED: {"a": empty(M, H), "b": empty(2 * arch.intermediate_size, H).mT},
-        gated(arch): {"x": empty(M, 2 * arch.intermediate_size)},
+        FUSED_OP: {"a": meta(M, H), "b": meta(2 * arch.intermediate_size, H).mT},
+        gated(arch): {"x": meta(M, 2 * arch.intermediate_size)},
         "sample": {
-            "logits": empty(drawn_rows, arch.vocab_size),
-            "temperature": empty(drawn_rows, **per_row),
-            "top_k": empty(drawn_rows, dtype=torch.int32),
-            "top_p": empty(drawn_rows, **per_row),
-            "min_p": empty(drawn_rows, **per_row),
-            "seed": empty(drawn_rows, dtype=torch.int64),
-            "position": empty(drawn_rows, dtype=torch.int64),
+            "logits": meta(drawn_rows, arch.vocab_size),
+            "temperature": meta(drawn_rows, **fp32_options),
+            "top_k": meta(drawn_rows, dtype=torch.int32),
+            "top_p": meta(drawn_rows, **fp32_options),
+            "min_p": meta(drawn_rows, **fp32_options),
+            "seed": meta(drawn_rows, dtype=torch.int64),
+            "position": meta(drawn_rows, dtype=torch.int64),
         },
     }
     return [arguments[op]]
@@ -126,24 +126,24 @@ def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
 
 
 def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """Returns the arguments of a layer's four products, and of the output head's product."""
+    """Returns the arguments of a layer's four matmuls, and of the output head's matmul."""
     arch = limits.arch
-    H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
-    qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
-    shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
-    empty = partial(torch.empty, dtype=limits.dtype, device="meta")
-    stored = torch.int8 if limits.int8 else limits.dtype
+    H, D, intermediate_size = arch.hidden_size, arch.head_dim, arch.intermediate_size
+    qkv_size = (arch.num_heads + 2 * arch.num_kv_heads) * D
+    shapes = ((M, qkv_size, H), (M, H, arch.num_heads * D), (M, 2 * intermediate_size, H), (M, H, intermediate_size))
+    meta = partial(torch.empty, dtype=limits.dtype, device="meta")
+    weight_dtype = torch.int8 if limits.int8 else limits.dtype
     inputs: list[dict[str, Any]] = [
-        {"a": empty(rows, K), "b": empty(N, K, dtype=stored).mT, "bias": None}
-        | ({"scale": empty(N)} if limits.int8 else {})
+        {"a": meta(rows, K), "b": meta(N, K, dtype=weight_dtype).mT, "bias": None}
+        | ({"scale": meta(N)} if limits.int8 else {})
         for rows, N, K in (*shapes, (min(M, limits.max_drawn), arch.vocab_size, H))
     ]
-    inputs[0]["bias"] = empty(qkv) if arch.attention_bias else None
+    inputs[0]["bias"] = meta(qkv_size) if arch.attention_bias else None
     return inputs
 
 
-def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT) -> dict[str, Any]:
-    """Makes random tensors from meta tensors, with valid pages and positions, and `context` keys per sequence."""
+def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT_KEYS) -> dict[str, Any]:
+    """Makes real (random) tensors from meta tensors.  Pages and positions are valid; a sequence has `context` keys."""
     arguments: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
     rows = len(inputs["q"]) if "q" in inputs else 1
@@ -178,7 +178,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
-    """Packs `b` by the function `way` (a kernel's `prepare`), with the tensors `beside`.  For None, returns `b`."""
+    """Packs `b` by `way` (a kernel's `prepare`), which may need tensors of `beside`.  Without `way`, returns `b`."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

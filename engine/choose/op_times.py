@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from rooflab.engine.choose.model_shapes import DECODE, PRODUCTS
+from rooflab.engine.choose.model_shapes import DECODE_OP, MATMUL_OPS
 from rooflab.engine.graphs import DecodeReplays
 from rooflab.engine.model_runner import ModelRunner
 
@@ -47,8 +47,7 @@ def wrapped_ops(
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:
     """Returns a context that adds the seconds of each call of an op to `spent`.
 
-    On a GPU these are the times of launches, because the context does not wait for the device.
-    """
+    On a GPU these are the times of launches, because nothing waits for the device."""
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -61,6 +60,6 @@ def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]
 
     def note_time(kernel: str, seconds: float) -> None:
         op = kernel.partition("/")[0]
-        spent[{"paged_attention": DECODE, **dict.fromkeys(PRODUCTS, "gemm")}.get(op, op)].append(seconds)
+        spent[{"paged_attention": DECODE_OP, **dict.fromkeys(MATMUL_OPS, "gemm")}.get(op, op)].append(seconds)
 
     return wrapped_ops(runner, timed, note_time)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rooflab.engine.load.gguf_model import FACTORS, GGUFModel
+from rooflab.engine.load.gguf_model import ROPE_FACTORS, GGUFModel
 from rooflab.engine.load.model_files import check_model
 from rooflab.roofline.architecture import Architecture, read_json
 
-_GGUF_LAYER = {
+_GGUF_LAYER_NAMES = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
     "attn_k.weight": "self_attn.k_proj.weight",
@@ -36,7 +36,7 @@ _GGUF_LAYER = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 _SAMPLING = "general.sampling."
-_GGUF_TOP = {
+_GGUF_MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -52,12 +52,12 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """Returns the end token of a text, of a turn and of a message, by header key.  A missing key gives None."""
+        """Maps the header keys of the end-of-text, end-of-turn and end-of-message tokens to ids; None if missing."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns the name and the fields of the header's sampling section.  The fields have transformers' names."""
+        """Returns the name and the fields of the header's sampling section, with transformers' names for the fields."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
@@ -66,30 +66,30 @@ class GGUFCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every tensor in fp32, with its Hugging Face name."""
-        arch, kind = self.architecture, self._model.kind
+        arch, model_kind = self.architecture, self._model.kind
         for tensor in self._model.tensors.values():
-            if tensor.name == FACTORS:
+            if tensor.name == ROPE_FACTORS:
                 continue
             name, values = _gguf_name(tensor.name), tensor.values()
-            if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
+            if model_kind == "llama" and (".q_proj." in name or ".k_proj." in name):
                 values = _half_split(values, arch.num_heads if ".q_proj." in name else arch.num_kv_heads)
-            if kind == "gemma" and name.endswith("norm.weight"):
+            if model_kind == "gemma" and name.endswith("norm.weight"):
                 values = values - 1
             yield name, torch.from_numpy(values)
 
 
 def _gguf_name(name: str) -> str:
-    if name in _GGUF_TOP:
-        return _GGUF_TOP[name]
+    if name in _GGUF_MODEL_NAMES:
+        return _GGUF_MODEL_NAMES[name]
     if name.startswith("blk."):
         _, layer, suffix = name.split(".", 2)
-        if suffix in _GGUF_LAYER:
-            return f"model.layers.{layer}.{_GGUF_LAYER[suffix]}"
+        if suffix in _GGUF_LAYER_NAMES:
+            return f"model.layers.{layer}.{_GGUF_LAYER_NAMES[suffix]}"
     return name  # unknown: the loader refuses it by this name
 
 
 def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorders the rows of each head from GGUF's interleaved order `[pairs, 2]` to the order `[2, pairs]`."""
+    """Reorders the rows of each head from GGUF's order `[pairs, 2]` to `[2, pairs]`, the order of Hugging Face."""
     num_pairs = rows.shape[0] // num_heads // 2
     return rows.reshape(num_heads, num_pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
@@ -98,13 +98,13 @@ def read_safetensors(
     file: Path, names: set[str] | None = None, option: str = "model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors `names` of a safetensors file, or all its tensors if `names` is None.  Raises `ValueError` if
-    the file is damaged or lacks one of `names`.  The error message begins with `option`."""
+    the file is damaged or lacks one of `names`.  The error message begins with the text `option`."""
     try:
         with safe_open(file, framework="pt") as handle:
-            stored = set(handle.keys())
-            if missing := sorted((names or set()) - stored):
-                raise ValueError(f"{option}: {file.name} lacks {missing[0]!r}, which the index looks for there")
-            for name in sorted(stored if names is None else names):
+            stored_names = set(handle.keys())
+            if missing_names := sorted((names or set()) - stored_names):
+                raise ValueError(f"{option}: {file.name} lacks {missing_names[0]!r}, which the index looks for there")
+            for name in sorted(stored_names if names is None else names):
                 yield name, handle.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(f"{option}: {file.name} is not a whole safetensors file: {error}") from error
@@ -117,17 +117,16 @@ class SafetensorsCheckpoint:
         self.path = path
         self.architecture = Architecture.from_config(path, name=path.absolute().name)
         self._config = read_json(path / "config.json")
-        if quantised := self._config.get("quantization_config"):
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-            raise ValueError(f"model: quantization_config ({method}) is not implemented; expected plain weights")
+        if quantisation := self._config.get("quantization_config"):
+            quant_method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+            raise ValueError(f"model: quantization_config ({quant_method}) is not implemented; expected plain weights")
         self._files = self._files_of()
 
     def _files_of(self) -> dict[Path, set[str] | None]:
-        """Maps each file with tensors to the tensor names that the index expects in the file.  None means all tensors
-        of the file.
+        """Maps each safetensors file to the names of the tensors to read from it.  None means all tensors of the file.
 
-        As in transformers, the choice is: model.safetensors alone, else the files of the index, else all files.  Other
-        files, such as `consolidated.safetensors`, hold the same tensors again."""
+        As in transformers, reads only model.safetensors if it exists.  Else reads the files of the index, or without an
+        index all files.  Other files, such as `consolidated.safetensors`, hold the same tensors again."""
         single_file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if single_file.is_file():
             return {single_file: None}
@@ -139,14 +138,14 @@ class SafetensorsCheckpoint:
         file_of = read_json(index).get("weight_map")
         if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
             raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
-        by_file: dict[Path, set[str] | None]
-        by_file = {self.path / file: {name for name in file_of if file_of[name] == file} for file in file_of.values()}
-        if missing := [file.name for file in by_file if not file.is_file()]:
-            raise ValueError(f"model: {index.name} names {', '.join(missing)}, which is missing")
-        return by_file
+        names_of: dict[Path, set[str] | None]
+        names_of = {self.path / file: {name for name in file_of if file_of[name] == file} for file in file_of.values()}
+        if missing_names := [file.name for file in names_of if not file.is_file()]:
+            raise ValueError(f"model: {index.name} names {', '.join(missing_names)}, which is missing")
+        return names_of
 
     def ends(self) -> Mapping[str, Any]:
-        """Returns the end tokens of config.json and generation_config.json, by file: an id, a list of ids, or None."""
+        """Maps config.json and generation_config.json to their end tokens: an id, a list of ids, or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 

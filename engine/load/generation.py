@@ -1,7 +1,7 @@
 """Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-A field of the file is kept, or refused (`REFUSED`), or ignored because it changes no answer.  A request's own settings
-win.  Only the request sets the answer's length and whether tokens are drawn at random (`do_sample`).
+A field of the file is used, refused (`REFUSED_FIELDS`), or ignored because it changes no answer.  A request's settings
+replace the model's settings.  Only the request sets the length of the answer and `do_sample` (random or greedy).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rooflab.engine.sequence import OF_MODEL, SamplingParams
+from rooflab.engine.sequence import MODEL_SETTINGS, SamplingParams
 
-REFUSED: Mapping[str, float | None] = {
+REFUSED_FIELDS: Mapping[str, float | None] = {
     **dict.fromkeys(
         "begin_suppress_tokens forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty sequence_bias"
         " stop_strings constraints force_words_ids dola_layers watermarking_config top_h suppress_tokens"
@@ -29,13 +29,13 @@ REFUSED: Mapping[str, float | None] = {
 
 
 def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the model's own sampling settings, with the names in `OF_MODEL`.  Raises `ValueError` on a field in
-    `REFUSED`, on a setting of the wrong type, and on a value out of range.
+    """Returns the model's own sampling settings for the names in `OF_MODEL`.  Raises `ValueError` on a field in
+    `REFUSED_FIELDS`, on a setting of the wrong type, and on a value out of range.
     """
-    for name, off in REFUSED.items():
-        if (value := fields.get(name)) not in (None, off, [], {}):
+    for name, off_value in REFUSED_FIELDS.items():
+        if (value := fields.get(name)) not in (None, off_value, [], {}):
             raise ValueError(f"model: {source}: {name} {value!r:.60} is not implemented")
-    settings = OF_MODEL | {name: fields[name] for name in OF_MODEL if fields.get(name) is not None}
+    settings = MODEL_SETTINGS | {name: fields[name] for name in MODEL_SETTINGS if fields.get(name) is not None}
     try:
         SamplingParams(**settings)
     except ValueError as error:

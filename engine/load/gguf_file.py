@@ -1,7 +1,7 @@
 """Reads a GGUF file: its keys with their values, and its tensors by name.  ggml's docs/gguf.md describes the format.
 
-The reader in the `gguf` package makes a numpy array for each text.  For a vocabulary of 128,256 tokens with its merges
-that takes half a minute; this file takes half a second.  The package still decodes quantised blocks.
+The reader in the `gguf` package makes a numpy array for each string.  That takes half a minute for a vocabulary of
+128,256 tokens with its merges.  This file takes half a second.  The package still decodes quantised blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-_SCALARS = dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
-_TEXT, _ARRAY = 8, 9
+_DTYPES = dict(enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
+_TEXT_TYPE, _ARRAY_TYPE = 8, 9
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class GGUFTensor:
         """Reads the tensor into a new fp32 array.  Raises `ValueError` if its quantisation is not supported."""
         from gguf import GGMLQuantizationType, quants
 
-        codes = np.memmap(self.path, np.uint8, "r", self.start, (self.size,)) if self.size else np.empty(0, np.uint8)
-        rows = codes.reshape(*self.shape[:-1], -1) if self.size else codes.reshape(self.shape)
+        raw_data = np.memmap(self.path, np.uint8, "r", self.start, (self.size,)) if self.size else np.empty(0, np.uint8)
+        rows = raw_data.reshape(*self.shape[:-1], -1) if self.size else raw_data.reshape(self.shape)
         try:
             return np.array(quants.dequantize(rows, GGMLQuantizationType(self.kind)), np.float32)
         except (NotImplementedError, ValueError) as error:
@@ -84,21 +84,21 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
     entries: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
     for _ in range(count):
         name = _text(file)
-        (dimensions,) = struct.unpack("<I", _exactly(file, 4))
-        if dimensions > 4:
-            raise ValueError(f"{name} has {dimensions} dimensions")
-        *rows, kind, offset = struct.unpack(f"<{dimensions}QIQ", _exactly(file, 8 * dimensions + 12))
-        _add(entries, name, (tuple(reversed(rows)), kind, offset, _bytes(name, rows, kind)))
+        (num_dimensions,) = struct.unpack("<I", _exactly(file, 4))
+        if num_dimensions > 4:
+            raise ValueError(f"{name} has {num_dimensions} dimensions")
+        *rows, type_id, offset = struct.unpack(f"<{num_dimensions}QIQ", _exactly(file, 8 * num_dimensions + 12))
+        _add(entries, name, (tuple(reversed(rows)), type_id, offset, _bytes(name, rows, type_id)))
     data_start = -(-file.tell() // alignment) * alignment
-    file_size, next_offset, last = path.stat().st_size, 0, "the header"
+    file_size, next_offset, last_name = path.stat().st_size, 0, "the header"
     tensors = {}
-    for name, (shape, kind, offset, size) in entries.items():
+    for name, (shape, type_id, offset, size) in entries.items():
         if data_start + offset + size > file_size:
             raise ValueError(f"it is cut short: tensor {name} lies beyond its {file_size} bytes")
         if offset != next_offset:
-            raise ValueError(f"{last} ends at {next_offset} by its type and shape, and {name} begins at {offset}")
-        next_offset, last = -(-(offset + size) // alignment) * alignment, f"{name} of type {kind}"
-        tensors[name] = GGUFTensor(name, shape, kind, path, data_start + offset, size)
+            raise ValueError(f"{last_name} ends at {next_offset} by its type and shape, and {name} begins at {offset}")
+        next_offset, last_name = -(-(offset + size) // alignment) * alignment, f"{name} of type {type_id}"
+        tensors[name] = GGUFTensor(name, shape, type_id, path, data_start + offset, size)
     return tensors
 
 
@@ -126,16 +126,16 @@ def _text(file: BinaryIO) -> str:
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
-    if kind == _TEXT:
+    if kind == _TEXT_TYPE:
         return _text(file)
-    if kind != _ARRAY:
+    if kind != _ARRAY_TYPE:
         return _numbers(file, kind, 1)[0]
-    inner, count = struct.unpack("<IQ", _exactly(file, 12))
-    return [_text(file) for _ in range(count)] if inner == _TEXT else _numbers(file, inner, count)
+    item_type, count = struct.unpack("<IQ", _exactly(file, 12))
+    return [_text(file) for _ in range(count)] if item_type == _TEXT_TYPE else _numbers(file, item_type, count)
 
 
 def _numbers(file: BinaryIO, kind: int, count: int) -> list[Any]:
-    if kind not in _SCALARS:  # arrays of arrays too, which no model has
+    if kind not in _DTYPES:  # arrays of arrays too, which no model has
         raise ValueError(f"a value of type {kind}")
-    dtype = np.dtype(_SCALARS[kind])
+    dtype = np.dtype(_DTYPES[kind])
     return list(np.frombuffer(_exactly(file, count * dtype.itemsize), dtype).tolist())

@@ -11,7 +11,7 @@ from rooflab.engine.load.gguf_file import read_gguf
 from rooflab.roofline.architecture import Architecture
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
-FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides the rotary frequencies.  llama.cpp's converter makes it from Llama 3's rope scaling."""
 _MAY_CHANGE_IT = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
 _READ_KEYS = frozenset(
@@ -19,7 +19,7 @@ _READ_KEYS = frozenset(
     " attention.layer_norm_rms_epsilon attention.sliding_window rope.dimension_count rope.freq_base"
     " rope.scaling.finetuned rope.scaling.original_context_length".split()
 )
-_OFF = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), "rope.scale_linear": (1.0,)}
+_OFF_VALUES = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), "rope.scale_linear": (1.0,)}
 """For some keys, the values that change nothing.  The value 0 and empty values change nothing either."""
 
 
@@ -38,21 +38,21 @@ class GGUFModel:
             names = ", ".join(GGUF_ARCHITECTURES)
             raise ValueError(f"model: expected general.architecture to be one of {names}, got {self.kind!r}")
         if (count := self._whole("split.count", 1)) > 1:
-            merge = "join them by `llama-gguf-split --merge`"
-            raise ValueError(f"model: expected one file, got {path.name}, one of split.count {count}; {merge}")
+            merge_advice = "join them by `llama-gguf-split --merge`"
+            raise ValueError(f"model: expected one file, got {path.name}, one of split.count {count}; {merge_advice}")
         self._refuse_unmodelled()
         self.architecture = Architecture.from_config(self._config(), name=path.stem)
 
     def _refuse_unmodelled(self) -> None:
         for name, value in self.fields.items():
             key = name.removeprefix(f"{self.kind}.")
-            if key == name or key in _READ_KEYS or value in _OFF.get(key, ()):
+            if key == name or key in _READ_KEYS or value in _OFF_VALUES.get(key, ()):
                 continue
             if _MAY_CHANGE_IT.search(key) and value:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """Returns the value of the key `name`, an integer below 2**31.  Without `default` the key must exist."""
+        """Returns the value of the key `name`, a whole number below 2**31.  Without `default` the key must exist."""
         value = self.fields.get(name, default)
         if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
@@ -69,7 +69,7 @@ class GGUFModel:
         """Returns the model's settings in the format of a Hugging Face config.json."""
         key = f"{self.kind}."
         hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
-        embedding, factors = self.tensors.get("token_embd.weight"), self.tensors.get(FACTORS)
+        embedding, rope_factors = self.tensors.get("token_embd.weight"), self.tensors.get(ROPE_FACTORS)
         if not heads or embedding is None or len(embedding.shape) != 2:
             raise ValueError(f"model: {self.path.name} has no {key}attention.head_count or no matrix token_embd.weight")
         head_dim = self._whole(f"{key}attention.key_length", hidden // heads)
@@ -83,7 +83,7 @@ class GGUFModel:
         return {
             "model_type": "mistral" if window else self.kind,
             "sliding_window": window or None,
-            "rope_scaling": factors and {"rope_type": "factors", "factors": factors.values().tolist()},
+            "rope_scaling": rope_factors and {"rope_type": "factors", "factors": rope_factors.values().tolist()},
             "hidden_size": hidden,
             "intermediate_size": self._whole(f"{key}feed_forward_length"),
             "num_hidden_layers": self._whole(f"{key}block_count"),

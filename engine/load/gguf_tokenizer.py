@@ -1,7 +1,7 @@
 """Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Nothing is added or guessed.
 
-The header only names the regular expressions that split a text before the merges (`tokenizer.ggml.pre`).  Here they are
-from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
+Regular expressions split a text before the merges.  The header only names them (`tokenizer.ggml.pre`).  The expressions
+here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from rooflab.engine.load.gguf_file import read_gguf
 
 _NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6
 """Types of tokens.  Control tokens are not text.  Tokens of the type `_USER` are matched before the merges."""
-_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
-_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_GPT_4 = (
+_SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+_WORDS_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_GPT_4_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+_UPPER_CLASS, _LOWERCASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN_REGEX = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER_CLASS}*{_LOWERCASE}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_CLASS}+{_LOWERCASE}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_GPT_2, _LLAMA_3, _DIGITS = (_WORDS,), (_GPT_4 % "{1,3}",), (r"\p{N}", _WORDS)
-_QWEN_2 = (_GPT_4 % "",)
-_CUTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA_3),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
-    **dict.fromkeys(("gpt-2", "mpt"), _GPT_2),
-    "tekken": (_TEKKEN,),
+_GPT_2_REGEXES, _LLAMA_3_REGEXES, _DIGITS_REGEXES = (_WORDS_REGEX,), (_GPT_4_REGEX % "{1,3}",), (r"\p{N}", _WORDS_REGEX)
+_QWEN_2_REGEXES = (_GPT_4_REGEX % "",)
+_REGEXES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA_3_REGEXES),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS_REGEXES),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2_REGEXES),
+    **dict.fromkeys(("gpt-2", "mpt"), _GPT_2_REGEXES),
+    "tekken": (_TEKKEN_REGEX,),
 }
-_TYPES = (
+_KEY_TYPES = (
     ("model pre chat_template", str, False),
     ("tokens merges", str, True),
     ("token_type", int, True),
@@ -42,7 +42,7 @@ _TYPES = (
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
 """The names of keys, the type of their values, and whether a value is a list of that type."""
-_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these names, a word that is itself a token is not cut, whatever the merges say, and a text begins with BOS."""
 
 
@@ -60,33 +60,33 @@ def gguf_tokenizer(path: Path) -> Any:
     kind, tokens, pre = get("model"), get("tokens"), get("pre", "default")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ValueError(f"model: {path.name}: expected a tokenizer.ggml.model gpt2 or llama with tokens, got {kind!r}")
-    if kind == "gpt2" and pre not in _CUTS:
-        raise ValueError(f"model: {path.name}: tokenizer.ggml.pre {pre!r} is not known; expected {', '.join(_CUTS)}")
+    if kind == "gpt2" and pre not in _REGEXES:
+        raise ValueError(f"model: {path.name}: tokenizer.ggml.pre {pre!r} is not known; expected {', '.join(_REGEXES)}")
     types = get("token_type") or [_NORMAL] * len(tokens)
-    lists = {"token_type": types, **({"scores": get("scores") or ()} if kind == "llama" else {})}
-    for name, values in lists.items():
+    lists_by_key = {"token_type": types, **({"scores": get("scores") or ()} if kind == "llama" else {})}
+    for name, values in lists_by_key.items():
         if len(values) != len(tokens):
             raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name} of {len(tokens)}, got {len(values)}")
     special_ids = {
         name: get(f"{name}_token_id", default) for name, default in (("bos", None), ("eos", None), ("unknown", 0))
     }
-    for name, number in special_ids.items():
-        if number is not None and not 0 <= number < len(tokens):
-            raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name}_token_id of a token, got {number}")
-    bos, eos, unknown = (None if number is None else tokens[number] for number in special_ids.values())
+    for name, token_id in special_ids.items():
+        if token_id is not None and not 0 <= token_id < len(tokens):
+            raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name}_token_id of a token, got {token_id}")
+    bos, eos, unk = (None if token_id is None else tokens[token_id] for token_id in special_ids.values())
     vocab = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # of two alike the first
     if kind == "llama":
-        backend = _sentencepiece(tokens, types, lists["scores"], vocab, unknown, get("add_space_prefix", True))
+        backend = _sentencepiece(tokens, types, lists_by_key["scores"], vocab, unk, get("add_space_prefix", True))
     else:
         backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
-    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
-    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)
+    backend.add_tokens([AddedToken(token, special=is_special, normalized=False) for token, is_special in added])
+    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _IGNORES_MERGES)
     adds_eos = eos is not None and get("add_eos_token", False)
     if adds_bos or adds_eos:
-        parts = [*([bos] if adds_bos else []), "$A", *([eos] if adds_eos else [])]
-        special = [(token, vocab[token]) for token in (bos, eos) if token in parts]
-        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
+        template_parts = [*([bos] if adds_bos else []), "$A", *([eos] if adds_eos else [])]
+        is_special = [(token, vocab[token]) for token in (bos, eos) if token in template_parts]
+        backend.post_processor = processors.TemplateProcessing(single=template_parts, special_tokens=is_special)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=bos,
@@ -98,19 +98,19 @@ def gguf_tokenizer(path: Path) -> Any:
 
 def _check_types(file: str, header: Mapping[str, Any]) -> None:
     """Raises `ValueError` if a key that this module reads has a value of the wrong type."""
-    for names, kind, is_list in _TYPES:
+    for names, kind, is_list in _KEY_TYPES:
         for name in names.split():
             name = name if name == "chat_template" else f"ggml.{name}"
             value = header.get(f"tokenizer.{name}")
             values = value if is_list and isinstance(value, list) else [value]
             if value is not None and not (isinstance(value, list) == is_list and all(type(v) is kind for v in values)):
-                actual = f"{type(value).__name__} {str(value)[:40]}"
-                expected = f"a list of {kind.__name__}" if is_list else kind.__name__
-                raise ValueError(f"model: {file}: expected {expected} as tokenizer.{name}, got {actual}")
+                actual_type = f"{type(value).__name__} {str(value)[:40]}"
+                expected_type = f"a list of {kind.__name__}" if is_list else kind.__name__
+                raise ValueError(f"model: {file}: expected {expected_type} as tokenizer.{name}, got {actual_type}")
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without merges, or if a merge gives no token."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` if `merges` is empty or gives an unknown token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merge_pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -120,10 +120,10 @@ def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: st
         for token in (*merge_pair, "".join(merge_pair)):
             if token not in vocab:
                 raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {merge_pair}, and {token!r} is no token")
-    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _WHOLE_FIRST))
-    cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre]]
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
+    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _IGNORES_MERGES))
+    splitters = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in _REGEXES[pre]]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splitters, byte_level])
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -141,16 +141,16 @@ def _sentencepiece(
 
     text_tokens = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}
     merges = [
-        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
+        (-scores[vocab[token]], vocab[token[:regex]], vocab[token[regex:]], token[:regex], token[regex:])
         for token in text_tokens
-        for cut in range(1, len(token))
-        if token[:cut] in text_tokens and token[cut:] in text_tokens
+        for regex in range(1, len(token))
+        if token[:regex] in text_tokens and token[regex:] in text_tokens
     ]
     merge_pairs = [merge[3:] for merge in sorted(merges)]
     model = models.BPE(vocab, merge_pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
     backend = Tokenizer(model)
-    spaces = normalizers.Replace(" ", _MARK)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_MARK), spaces]) if space_first else spaces
-    steps = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    replacer = normalizers.Replace(" ", _SPACE_MARK)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), replacer]) if space_first else replacer
+    steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space_first else steps)
     return backend

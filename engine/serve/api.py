@@ -31,17 +31,17 @@ from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest,
 from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.work import RequestWork
 
-LIVE_S = 0.1
+LIVE_INTERVAL_S = 0.1
 """Seconds between two events for the server's page."""
 STEPS_AT_ONCE = 200
 """The most lines of steps in one event.  They are written in one turn of the event loop, which takes 2 ms."""
-TOO_LONG = "context_length_exceeded"
-PAGE = Path(__file__).with_name("page.html")
-_STATUSES: dict[int | str, dict[str, Any]] = {
+TOO_LONG_CODE = "context_length_exceeded"
+PAGE_PATH = Path(__file__).with_name("page.html")
+_STATUS_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": HTTPStatus(status).phrase}
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
-_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
+_STREAM_REPLY: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
 
 
 class ServedModel(BaseModel):
@@ -76,10 +76,10 @@ class Service:
         self.engine, self.texts, self.model, self.limits = engine, texts, model, limits
         self.draining = False
         """Whether new requests are refused because the server is about to end."""
-        self.created, info = int(time.time()), engine.info
-        self.context = min(info.max_model_len, info.num_blocks * info.block_size)
+        self.created, engine_info = int(time.time()), engine.info
+        self.context = min(engine_info.max_model_len, engine_info.num_blocks * engine_info.block_size)
         """The most tokens of a prompt and its answer together."""
-        self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
+        self._places, self._opening = engine_info.max_num_seqs + limits.max_queue, 0
         """The most answers in the engine; and the number of admitted answers that are not in the engine yet."""
         self.counters = Counters(engine, model)
         engine.observe, engine.gap = self.counters.stepped, self.counters.gap
@@ -120,25 +120,25 @@ class Service:
             )
 
     def _too_long(self, param: str, tokens: str) -> ApiError:
-        sentence = f"{param}: expected fewer tokens than the context, which has {self.context}, got {tokens}"
-        return ApiError(400, sentence, param, TOO_LONG)
+        error_text = f"{param}: expected fewer tokens than the context, which has {self.context}, got {tokens}"
+        return ApiError(400, error_text, param, TOO_LONG_CODE)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
         """Returns the maximum length of an answer in tokens.  Raises `ApiError` if the request asks for more."""
-        available = self.context - longest_prompt
-        limit = available if self.limits.max_tokens is None else min(available, self.limits.max_tokens)
-        if available < 1:
+        free_tokens = self.context - longest_prompt
+        max_tokens = free_tokens if self.limits.max_tokens is None else min(free_tokens, self.limits.max_tokens)
+        if free_tokens < 1:
             raise self._too_long(asked.field, str(longest_prompt))
-        if asked.most is not None and asked.most > limit:
-            code = TOO_LONG if asked.most > available else None
+        if asked.most is not None and asked.most > max_tokens:
+            error_code = TOO_LONG_CODE if asked.most > free_tokens else None
             raise ApiError(
                 400,
-                f"{asked.most_field}: expected at most {limit} behind a prompt of {longest_prompt}"
+                f"{asked.most_field}: expected at most {max_tokens} behind a prompt of {longest_prompt}"
                 f" tokens, got {asked.most}",
                 asked.most_field,
-                code,
+                error_code,
             )
-        return asked.most if asked.most is not None else min(asked.default or limit, limit)
+        return asked.most if asked.most is not None else min(asked.default or max_tokens, max_tokens)
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
         """Returns the reply to a request: a stream of events, or one whole body."""
@@ -146,18 +146,18 @@ class Service:
         deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
         request_fields = body.asked()
-        answers, parent = len(request_fields.prompts) * (body.n or 1), request.headers.get("traceparent")
+        num_answers, trace_parent = len(request_fields.prompts) * (body.n or 1), request.headers.get("traceparent")
 
         async def begin() -> None:
-            self.admit(body.model, answers)
-            self._opening += answers
+            self.admit(body.model, num_answers)
+            self._opening += num_answers
             async with asyncio.timeout_at(deadline_s):
                 try:
                     ids = [await self.encode(prompt, request_fields.field) for prompt in request_fields.prompts]
                     params = body.params(self.most_tokens(request_fields, max(map(len, ids))), request_fields.logprobs)
                 finally:
-                    self._opening -= answers  # from here on they are the engine's, or there are none
-                await work.open(ids, params, arrival_s, parent)
+                    self._opening -= num_answers  # from here on they are the engine's, or there are none
+                await work.open(ids, params, arrival_s, trace_parent)
 
         try:
             await while_there(request.receive, begin())
@@ -169,8 +169,8 @@ class Service:
         reply: Response
         if body.stream:
             options = body.stream_options
-            usage, continuous = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
-            reply = EventStream(work.events(usage, continuous), work.close)
+            usage, every_event = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
+            reply = EventStream(work.events(usage, every_event), work.close)
         else:
             try:
                 reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
@@ -180,20 +180,20 @@ class Service:
 
     async def live(self) -> AsyncGenerator[bytes, None]:
         """Yields ten events per second for the web page: the engine's state, and the steps since the last event."""
-        engine, info = self.engine, self.engine.info
+        engine, engine_info = self.engine, self.engine.info
         last_number = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)
         try:
-            yield _event({"info": {"name": self.model, **asdict(info)}})
+            yield _event({"info": {"name": self.model, **asdict(engine_info)}})
             while not (engine.died.is_set() or engine.ending):
-                fresh = []
+                new_steps = []
                 for line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
                     if line.number <= last_number:
                         break
-                    fresh.append(asdict(line))
-                last_number = fresh[0]["number"] if fresh else last_number
-                yield _event({"state": asdict(engine.state), "steps": fresh[::-1]})
-                await asyncio.sleep(LIVE_S)
+                    new_steps.append(asdict(line))
+                last_number = new_steps[0]["number"] if new_steps else last_number
+                yield _event({"state": asdict(engine.state), "steps": new_steps[::-1]})
+                await asyncio.sleep(LIVE_INTERVAL_S)
         finally:
             engine.watch(False)
 
@@ -201,10 +201,10 @@ class Service:
 def make_app(service: Service, hosts: list[str] | None = None, alone: bool = True) -> FastAPI:
     """Makes the FastAPI application.  With `hosts`, the Host header of a request must name one of these hosts.
 
-    `alone=False` means that several replicas share the address.  Then the page, the steps and the metrics have no
-    route."""
+    `alone=False` means that several replicas share the address.  Then the application has no routes for the web page,
+    the steps and the metrics."""
     app = FastAPI(
-        title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUSES
+        title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUS_RESPONSES
     )
     _handle_errors(app)
     _add_openai(app, service)
@@ -224,11 +224,11 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", responses=_STREAM)
+    @app.post("/v1/completions", responses=_STREAM_REPLY)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.answer(request, body, CompletionBody(service.texts, service.model))
 
-    @app.post("/v1/chat/completions", responses=_STREAM)
+    @app.post("/v1/chat/completions", responses=_STREAM_REPLY)
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.answer(request, body, Chat(service.texts, service.model))
 
@@ -251,10 +251,10 @@ def _add_own(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Tokens:
-        chat = body.messages is not None
-        prompt = [message.plain() for message in body.messages or ()] if chat else body.prompt or ""
-        ids = await service.encode(prompt, "messages" if chat else "prompt")
-        return Tokens(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids)
+        has_messages = body.messages is not None
+        prompt = [message.plain() for message in body.messages or ()] if has_messages else body.prompt or ""
+        token_ids = await service.encode(prompt, "messages" if has_messages else "prompt")
+        return Tokens(count=len(token_ids), max_model_len=engine.info.max_model_len, tokens=token_ids)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -285,7 +285,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+        return HTMLResponse(PAGE_PATH.read_text(encoding="utf-8"))
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -298,14 +298,14 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         if isinstance(error.body, bytes):  # it was not taken for JSON
-            kind = repr(request.headers.get("content-type"))[:80]
-            return ApiError(415, f"content-type: expected 'application/json', got {kind}").reply()
+            content_type = repr(request.headers.get("content-type"))[:80]
+            return ApiError(415, f"content-type: expected 'application/json', got {content_type}").reply()
         return of_validation(error.errors()).reply()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        words = HTTPStatus(error.status_code).phrase
-        message = words if error.detail == words else f"{words}: {error.detail}"
+        status_phrase = HTTPStatus(error.status_code).phrase
+        message = status_phrase if error.detail == status_phrase else f"{status_phrase}: {error.detail}"
         return ApiError(error.status_code, message).reply(dict(error.headers or {}))
 
     @app.exception_handler(EngineDied)

@@ -40,9 +40,9 @@ KEPT_STEPS = 20_000
 """The number of steps whose lines are kept for `GET /steps`."""
 TOKENS_AT_ONCE = 256
 """The most tokens that one reader takes in one turn of the event loop.  They take 8 ms."""
-END_S = 10.0
+END_TIMEOUT_S = 10.0
 """Seconds that the engine may take to finish its last step."""
-STALLED_S = 60.0
+STALL_TIMEOUT_S = 60.0
 """An engine with work is stalled if it is silent for this many seconds.  A step of 2,048 prompt tokens sends once."""
 
 
@@ -79,7 +79,7 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader.  A slow reader cannot make the queue longer than all tokens of the answers."""
+    """Queues tokens for one reader.  The queue holds at most all tokens of the answers, even if the reader is slow."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
@@ -87,26 +87,26 @@ class Inbox:
         """Adds a call with its token, or an error after which no more tokens come."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Waits for a token, and then returns some of the queued tokens.  Raises an error that `put` received."""
-        arrived: list[tuple[Call, Token]] = []
+        """Waits for a token, and then returns some of the queued tokens.  Raises an error that was given to `put`."""
+        arrived_tokens: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
-        while len(arrived) < TOKENS_AT_ONCE and not (arrived and self._come.empty()):
+        while len(arrived_tokens) < TOKENS_AT_ONCE and not (arrived_tokens and self._come.empty()):
             item = await self._come.get()
             if isinstance(item, Exception):
                 self.put(item)
-                if not arrived:
+                if not arrived_tokens:
                     raise item
                 break
-            arrived.append(item)
-        return arrived
+            arrived_tokens.append(item)
+        return arrived_tokens
 
 
 class Engine:
     """Controls the engine's process.  Call `start` first.  Call all methods from one event loop.
 
-    `observe` is called with every step, and `gap` with the time between two tokens of an answer.  Each function in
-    `ended` is called with every `Call` that has ended or was dropped.
+    `observe` receives every step, and `gap` receives the time between two tokens of an answer.  Each function in
+    `ended` receives every `Call` that has ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -138,14 +138,14 @@ class Engine:
         """Starts the process and loads the model.  Raises `ValueError` with the engine's message if loading fails."""
         self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._process_ended)
-        first = asyncio.ensure_future(self._socket.recv())
+        message_task = asyncio.ensure_future(self._socket.recv())
         death_task = asyncio.ensure_future(self.died.wait())
-        await asyncio.wait((first, death_task), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((message_task, death_task), return_when=asyncio.FIRST_COMPLETED)
         death_task.cancel()
-        if not first.done():
-            first.cancel()
+        if not message_task.done():
+            message_task.cancel()
             raise ValueError(f"model: the engine's process ended with status {self._process.exitcode} while it loaded")
-        message = pickle.loads(first.result())
+        message = pickle.loads(message_task.result())
         if isinstance(message, ModelNotLoaded):
             raise ValueError(message.reason)
         self.info = message
@@ -157,7 +157,7 @@ class Engine:
         silent_s = time.perf_counter() - self._heard_s
         if self.died.is_set():
             raise EngineDied(self.why)
-        if self.calls and silent_s > STALLED_S:
+        if self.calls and silent_s > STALL_TIMEOUT_S:
             raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
 
     async def stop(self) -> None:
@@ -165,7 +165,7 @@ class Engine:
         if self._process.is_alive() and hasattr(self, "info"):  # while it loads, it does not listen
             self._say(Stop())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.died.wait(), END_S)
+                await asyncio.wait_for(self.died.wait(), END_TIMEOUT_S)
         if self._process.pid is not None:
             self._process.kill()
             self._process.join()
@@ -190,18 +190,18 @@ class Engine:
         if self.died.is_set():
             raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        accepted = asyncio.get_running_loop().create_future()
-        call_args = (arrival_s, params, inbox, accepted, trace_parent)
-        calls = [Call(next(self._keys), len(ids), *call_args) for ids in prompts]
+        accepted_future = asyncio.get_running_loop().create_future()
+        call_args = (arrival_s, params, inbox, accepted_future, trace_parent)
+        calls = [Call(next(self._keys), len(prompt_ids), *call_args) for prompt_ids in prompts]
         if not self.calls:
             self._heard_s = time.perf_counter()
         for call in calls:
             call.token_times_s = [[] for _ in range(params.n)]
             self.calls[call.key] = call
-        ids_by_key = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
+        ids_by_key = {call.key: list(prompt_ids) for call, prompt_ids in zip(calls, prompts, strict=True)}
         self._say(Submit(ids_by_key, params, arrival_s))
         try:
-            await accepted
+            await accepted_future
         except ValueError:
             for key in ids_by_key:
                 del self.calls[key]
@@ -233,8 +233,8 @@ class Engine:
             message = pickle.loads(await self._socket.recv())
             self._heard_s = time.perf_counter()
             match message:  # a caller that left has cancelled its future, and drops the call in its next turn
-                case Queued(key, refusal) if key in self.calls and not (accepted := self.calls[key].accepted).done():
-                    accepted.set_exception(ValueError(refusal)) if refusal else accepted.set_result(None)
+                case Queued(key, refusal) if key in self.calls and not (future := self.calls[key].accepted).done():
+                    future.set_exception(ValueError(refusal)) if refusal else future.set_result(None)
                 case Stepped():
                     self._stepped(message)
 
@@ -243,18 +243,18 @@ class Engine:
         self.state = message.state
         if message.step is not None:
             self.steps.append(message.step)
-        for key, time_s, cached in message.started:
+        for key, time_s, num_cached in message.started:
             if call := self.calls.get(key):
-                call.started_s, call.cached_tokens = time_s, cached
+                call.started_s, call.cached_tokens = time_s, num_cached
         self.observe(message)
         for token in message.tokens:
             call = self.calls.get(token.key)
             if call is None:
                 continue  # dropped since
-            times = call.token_times_s[token.answer]
-            if times:
-                self.gap(now_s - times[-1])
-            times.append(now_s)
+            token_times_s = call.token_times_s[token.answer]
+            if token_times_s:
+                self.gap(now_s - token_times_s[-1])
+            token_times_s.append(now_s)
             if token.finish_reason is not None:
                 call.finish_reasons[token.answer] = token.finish_reason
             call.inbox.put((call, token))
@@ -265,7 +265,7 @@ class Engine:
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._process.join(END_S)  # the sentinel is ready before the status
+        self._process.join(END_TIMEOUT_S)  # the sentinel is ready before the status
         self._lost(f"the engine's process ended with status {self._process.exitcode}")
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -280,7 +280,7 @@ class Engine:
         self.calls.clear()
 
     def cut(self) -> None:
-        """Ends all calls with the tokens so far, because the server ends.  The readers of the calls then drop them."""
+        """Ends all calls because the server ends.  Calls keep their tokens so far.  Their readers then drop them."""
         self.ending = True
         for call in self.calls.values():
             self._end(call, TimeoutError())

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rooflab.engine.serve.client import Call, Engine
 from rooflab.engine.serve.wire import Stepped
 
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-LABELS = ("model_name", "engine")
+TIME_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+LABEL_NAMES = ("model_name", "engine")
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
@@ -24,10 +24,10 @@ class Counters:
         self._labels = (model, "0")
 
         def of(kind: type[M], name: str, text: str, *labels: str, **more: Any) -> M:
-            metric = kind(name, text, (*LABELS, *labels), registry=self.registry, **more)
+            metric = kind(name, text, (*LABEL_NAMES, *labels), registry=self.registry, **more)
             return metric if labels else metric.labels(*self._labels)
 
-        counter, histogram = partial(of, Counter), partial(of, Histogram, buckets=SECONDS)
+        counter, histogram = partial(of, Counter), partial(of, Histogram, buckets=TIME_BUCKETS_S)
         self._running = of(Gauge, "vllm:num_requests_running", "Answers in the batch.")
         self._waiting = of(Gauge, "vllm:num_requests_waiting", "Answers that wait for the batch.")
         self._usage = of(Gauge, "vllm:kv_cache_usage_perc", "Held pages of the KV cache, as a share of all (0 to 1).")
@@ -72,7 +72,7 @@ class Counters:
                     self._accepted_at.labels(*self._labels, str(position)).inc(count)
 
     def gap(self, seconds: float) -> None:
-        """Records the gap between two tokens at once.  To record all gaps at the end of a long answer took seconds."""
+        """Records a gap between two tokens immediately.  Recording all gaps at the end of an answer took seconds."""
         self._itl.observe(seconds)
 
     def ended(self, call: Call) -> None:
@@ -80,21 +80,21 @@ class Counters:
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
         for reason in reasons:
             self._success.labels(*self._labels, reason).inc()
-        times = [answer_times for answer_times in call.token_times_s if answer_times]
+        token_times_s = [answer_times for answer_times in call.token_times_s if answer_times]
         if call.started_s is not None:
             self._queries.inc(call.prompt_tokens)
             self._hits.inc(call.cached_tokens)
             self._prompt.inc(call.prompt_tokens)
             self._queue.observe(call.started_s - call.arrival_s)
-        if not times or call.started_s is None:
+        if not token_times_s or call.started_s is None:
             return
-        first = min(answer_times[0] for answer_times in times)
-        self._ttft.observe(first - call.arrival_s)
-        self._prefill.observe(first - call.started_s)
+        first_token_s = min(answer_times[0] for answer_times in token_times_s)
+        self._ttft.observe(first_token_s - call.arrival_s)
+        self._prefill.observe(first_token_s - call.started_s)
         if call.ended:
-            last = max(answer_times[-1] for answer_times in times)
-            self._e2e.observe(last - call.arrival_s)
-            self._decode.observe(last - first)
+            last_token_s = max(answer_times[-1] for answer_times in token_times_s)
+            self._e2e.observe(last_token_s - call.arrival_s)
+            self._decode.observe(last_token_s - first_token_s)
 
     def text(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""

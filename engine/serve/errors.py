@@ -11,21 +11,21 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
 """The arguments of the `ApiError` for an answer that took too long."""
-_SHORT = 80
+_MAX_TEXT = 80
 """The most characters of a request's body that an error message shows."""
 _SHORT_REPR = reprlib.Repr()
-_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _SHORT
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _MAX_TEXT
 _SHORT_REPR.maxlevel = 1  # below, it would sort a dict of any size
-_NOT_YET = {
+_UNSUPPORTED_NOTES = {
     **dict.fromkeys(("role", "tools", "tool_calls", "functions"), " (there are no tools yet)"),
     "type": " (there is nothing but text yet)",
 }
 
-_OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
+_UNION_KEY = re.compile(r"str|(list|dict|constrained|literal)\W.*")
 """The names that pydantic adds to the path of a field that may have one of several types."""
 
 
@@ -55,8 +55,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Returns the error in OpenAI's format."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = _ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
     def event(self) -> bytes:
         """Returns the error as an event of a stream that has already begun."""
@@ -68,24 +68,24 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Converts the first of pydantic's errors in this order: a wrong literal (a part's `type`), an unknown field, a
-    wrong value, a wrong type.  A union reports the types of all its members.  Of equal errors, takes the deepest."""
-    ranks = {"literal_error": 3, "extra_forbidden": 2}
-    first = max(errors, key=lambda err: (ranks.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
-    path = [str(key)[:_SHORT] for key in first["loc"] if key != "body" and not _OF_UNION.fullmatch(str(key))]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"body: expected JSON: {first['ctx']['error']}")
-    if first["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {path[-1]}{_NOT_YET.get(path[-1], '')}"
+    """Converts one of pydantic's errors, in this order: a wrong literal (a part's `type`), an unknown field, a wrong
+    value, a wrong type.  A union reports errors of all its members.  In a tie, the most deeply nested error wins."""
+    rank_of = {"literal_error": 3, "extra_forbidden": 2}
+    error = max(errors, key=lambda err: (rank_of.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
+    path = [str(key)[:_MAX_TEXT] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"body: expected JSON: {error['ctx']['error']}")
+    if error["type"] == "extra_forbidden":
+        message = f"Unrecognized request argument supplied: {path[-1]}{_UNSUPPORTED_NOTES.get(path[-1], '')}"
         return ApiError(400, message, path[-1], "unknown_parameter")
-    message = first["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     if not path:  # a combination of fields, or no body at all
-        return ApiError(400, message, message.partition(":")[0] if first["type"] == "value_error" else None)
-    if first["type"] == "value_error":
+        return ApiError(400, message, message.partition(":")[0] if error["type"] == "value_error" else None)
+    if error["type"] == "value_error":
         return ApiError(400, f"{'.'.join(path)}: {message}", path[0])
-    value = "an object" if isinstance(first["input"], dict) else _SHORT_REPR.repr(first["input"])
-    suffix = "" if first["type"] == "missing" else f", got {value}"
-    return ApiError(400, f"{'.'.join(path)}: {message}{_NOT_YET.get(path[-1], '')}{suffix}", path[0])
+    value = "an object" if isinstance(error["input"], dict) else _SHORT_REPR.repr(error["input"])
+    value_text = "" if error["type"] == "missing" else f", got {value}"
+    return ApiError(400, f"{'.'.join(path)}: {message}{_UNSUPPORTED_NOTES.get(path[-1], '')}{value_text}", path[0])
 
 
 def _in_utf8(text: str) -> str:

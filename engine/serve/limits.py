@@ -51,8 +51,8 @@ class Limits:
 
 
 class Guard:
-    """Checks every request before its route (ASGI middleware).  Records the arrival time.  Refuses wrong headers, and
-    refuses a too large body before all of it is read.  Answers HEAD like GET, but without a body."""
+    """Checks every request before its route (ASGI middleware).  Records the arrival time.  Refuses wrong headers.
+    Refuses a body that is too large before it has read all of it.  Answers HEAD like GET, but without a body."""
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
@@ -63,7 +63,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope.setdefault("state", {})["arrival_s"] = time.perf_counter()
-        headers, only_head = dict(scope["headers"]), scope["method"] == "HEAD"
+        headers, is_head = dict(scope["headers"]), scope["method"] == "HEAD"
         name = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
         whole_url = re.match("https?://[^/]*", scope["path"])
         if whole_url:
@@ -85,17 +85,17 @@ class Guard:
                 whole = not (await receive()).get("more_body")
             if start and self.alone:  # Ray's proxy adds its own
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
-            if start or not only_head:
+            if start or not is_head:
                 await send(message)
-            if start and only_head:
+            if start and is_head:
                 await send({"type": "http.response.body"})
 
         error = self._error(scope, headers)
         if error is not None:
-            fields = {400: {"connection": "close"}, 401: {"www-authenticate": "Bearer"}}
-            await error.reply(fields.get(error.status))(scope, receive, reply)
+            headers_by_status = {400: {"connection": "close"}, 401: {"www-authenticate": "Bearer"}}
+            await error.reply(headers_by_status.get(error.status))(scope, receive, reply)
             return
-        await self.app({**scope, "method": "GET"} if only_head else scope, counted, reply)
+        await self.app({**scope, "method": "GET"} if is_head else scope, counted, reply)
 
     def _error(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
         host = re.sub(rb":\d*$", b"", headers.get(b"host", b"")).decode("latin-1").lower()
@@ -106,12 +106,12 @@ class Guard:
         head = (scope["path"], scope["query_string"], *(text for header in scope["headers"] for text in header))
         if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
-        free = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
-        if self.limits.api_key is not None and not free:
-            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
+        if self.limits.api_key is not None and not is_open:
+            auth_scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
             key_matches = secrets.compare_digest(key.strip(), self.limits.api_key.encode())
-            if not key_matches or scheme.lower() != b"bearer":
+            if not key_matches or auth_scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             return ApiError(415, "content-encoding: expected a body that is not compressed")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rooflab.engine.load.tokenizer import Prompt
-from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
+from rooflab.engine.sequence import MOST_LOGPROBS, PENALTY_RANGE, SamplingParams
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -37,7 +37,7 @@ _SAME = "temperature top_p min_p n min_tokens ignore_eos repetition_penalty pres
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Label = Annotated[str, Field(max_length=512)]
-Ids = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Biases = Annotated[
     dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES, fail_fast=True)
 ]
@@ -52,13 +52,13 @@ class Strict(BaseModel):
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
         """Removes unknown fields that are null, false or empty, because OpenAI's client sends many (`model_dump()`).
-        Of other unknown fields only the first stays and causes an error, because there may be a million."""
+        Keeps only the first of the others, which causes an error.  A request may have a million of them."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
-        off: tuple[Any, ...] = (None, False, "", [], {})
-        unknown = next((name for name, value in data.items() if name not in fields and value not in off), None)
-        return {name: value for name, value in data.items() if name in fields or name == unknown}
+        off_values: tuple[Any, ...] = (None, False, "", [], {})
+        bad_field = next((name for name, value in data.items() if name not in fields and value not in off_values), None)
+        return {name: value for name, value in data.items() if name in fields or name == bad_field}
 
 
 class Asked(NamedTuple):
@@ -76,7 +76,7 @@ class Asked(NamedTuple):
 
 
 class StreamOptions(Strict):
-    """Selects what a stream contains beside the tokens."""
+    """Selects what a stream contains in addition to the tokens."""
 
     include_usage: bool = False
     """Whether the stream has a last event with the numbers of tokens."""
@@ -104,7 +104,7 @@ class Sampling(Strict):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """Keep only the `top_k` likeliest tokens; 0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=PENALTY_RANGE[0], le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -136,16 +136,16 @@ class CompletionRequest(Sampling):
     prompt: (
         str
         | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
-        | Ids
-        | Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)]
     )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
         """Returns the fields that have different names in a chat request."""
-        single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
-        prompts: Any = [self.prompt] if single else self.prompt
+        is_single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        prompts: Any = [self.prompt] if is_single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 

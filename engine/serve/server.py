@@ -30,7 +30,7 @@ from rooflab.engine.serve.limits import Limits
 from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LAST_S = 4.0
+LAST_WAIT_S = 4.0
 """Seconds that a reader gets at the server's end, to read what was already written."""
 SLOW_READER_S = 60.0
 """If a connection's buffer is full and its reader takes nothing, the connection is closed after this many seconds."""
@@ -57,7 +57,7 @@ class ClientConnection(H11Protocol):
             self._late = self.loop.call_later(self._receive_s, self._too_late)
 
     def pause_writing(self) -> None:
-        """Overrides uvicorn's method.  Closes a connection with a slow reader, which would otherwise never end."""
+        """Overrides uvicorn's method.  Starts a timer that closes the connection if the reader stays slow."""
         super().pause_writing()
         self._slow = self.loop.call_later(SLOW_READER_S, self.transport.abort)
 
@@ -117,8 +117,8 @@ class Server(uvicorn.Server):
         engine, now_s = self._service.engine, asyncio.get_running_loop().time()
         if self._service.draining:
             if self._until_s == math.inf and engine.calls:
-                waits = f"waiting up to {self._drain_s:g} s for {counted(len(engine.calls), 'answer')}"
-                self._say(f"{waits}; a second signal ends at once")
+                wait_text = f"waiting up to {self._drain_s:g} s for {counted(len(engine.calls), 'answer')}"
+                self._say(f"{wait_text}; a second signal ends at once")
             self._until_s = min(self._until_s, now_s + self._drain_s)
             self.should_exit |= not engine.calls or now_s >= self._until_s
         return await super().on_tick(counter) or engine.died.is_set()
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
 
         self._service.draining = True
         self._service.engine.cut()
-        asyncio.get_running_loop().call_later(LAST_S, hang_up)
+        asyncio.get_running_loop().call_later(LAST_WAIT_S, hang_up)
         await super().shutdown(sockets)
 
 
@@ -161,8 +161,8 @@ async def service_of(engine: Engine, options: Mapping[str, Any], name: str | Non
 
     Raises `ValueError` if the model cannot be loaded."""
     await engine.start()
-    model, dummy = str(options["model"]), options.get("dummy")
-    texts: Texts = Numbers(engine.info.vocab_size) if dummy else await asyncio.to_thread(Tokenizer, path_of(model))
+    model, is_dummy = str(options["model"]), options.get("dummy")
+    texts: Texts = Numbers(engine.info.vocab_size) if is_dummy else await asyncio.to_thread(Tokenizer, path_of(model))
     return Service(engine, texts, name or Path(model).name, limits)
 
 
@@ -180,7 +180,7 @@ def config_of(service: Service, host: str) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=limits.keep_alive_s,
-        timeout_graceful_shutdown=int(LAST_S) + 1,
+        timeout_graceful_shutdown=int(LAST_WAIT_S) + 1,
         h11_max_incomplete_event_size=limits.max_head_bytes,
     )
 
@@ -197,21 +197,21 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal comes.  `say` gets lines to
-    print.
+    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal comes.  `say` is called with each
+    line to print.
 
     Raises `ValueError` if the port is taken or the model cannot be loaded.  Raises `EngineDied` if the engine ends
     before the server."""
     socket = bound(host, port)  # it listens when the model is loaded
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is often 1,024: fewer connections than asked
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    finish: Callable[[], None] = lambda: None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is often 1,024: fewer connections than asked
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    stop_exporter: Callable[[], None] = lambda: None
     engine = Engine(options, threads)
     try:
         service = await service_of(engine, options, name, limits or Limits())
         if otlp_endpoint:
-            traced, finish = exporter(otlp_endpoint, service.model)
-            engine.ended.append(traced)
+            export_call, stop_exporter = exporter(otlp_endpoint, service.model)
+            engine.ended.append(export_call)
         url = url_of(host, socket.getsockname()[1])
         server = Server(config_of(service, host), service, drain_s, url, say)
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
@@ -222,4 +222,4 @@ async def serve(
     finally:
         socket.close()
         await engine.stop()
-        finish()
+        stop_exporter()

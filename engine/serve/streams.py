@@ -21,16 +21,16 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
+    work_task, leave_task = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait((work_task, leave_task), return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
         raise ClientDisconnect
     finally:
-        for task in (working, leaving):
+        for task in (work_task, leave_task):
             task.cancel()
-        await asyncio.wait((working, leaving))
+        await asyncio.wait((work_task, leave_task))
 
 
 class EventStream(StreamingResponse):

@@ -16,7 +16,7 @@ SILENT_S = 15.0
 
 
 class RequestWork:
-    """Holds the prompts of one request (calls).  `open` queues the calls, and `close` drops the unfinished calls."""
+    """Holds the calls of one request, one for each prompt.  `open` queues the calls; `close` drops unfinished calls."""
 
     def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
         self.format = format
@@ -31,22 +31,22 @@ class RequestWork:
         """Queues the prompts.  `about` holds the remaining arguments of `Engine.submit`.  If the engine refuses a
         prompt, raises `ValueError` and queues no prompt."""
         self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
-        answer_keys = ((call.key, number) for call in self.calls for number in range(params.n))
+        answer_keys = ((call.key, answer_index) for call in self.calls for answer_index in range(params.n))
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the unfinished calls.  The reader of `events` calls this, because an unstarted generator cannot."""
+        """Drops the unfinished calls.  The reader of `events` calls this: a generator that never ran cannot do so."""
         self._engine.drop(self.calls)
 
     @property
     def usage(self) -> dict[str, Any]:
         """Returns the numbers of tokens so far, with OpenAI's names.  A prompt with several answers counts once."""
         prompt = sum(call.prompt_tokens for call in self.calls)
-        completion = sum(answer.count for answer in self._answers.values())
+        completion_tokens = sum(answer.count for answer in self._answers.values())
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in self.calls)},
         }
 
@@ -55,20 +55,20 @@ class RequestWork:
         or when the server ends.  Yields an empty list after each `SILENT_S` seconds without a token.
 
         Raises `EngineDied` if the engine ends."""
-        loop, open_answers = asyncio.get_running_loop(), dict(self._answers)
+        event_loop, open_answers = asyncio.get_running_loop(), dict(self._answers)
         while open_answers:
             try:
-                async with asyncio.timeout_at(min(self._deadline_s, loop.time() + SILENT_S)):
-                    arrived = await self._inbox.get()
+                async with asyncio.timeout_at(min(self._deadline_s, event_loop.time() + SILENT_S)):
+                    arrived_tokens = await self._inbox.get()
             except TimeoutError:
-                if loop.time() < self._deadline_s and not self._engine.ending:
+                if event_loop.time() < self._deadline_s and not self._engine.ending:
                     yield []
                     continue
                 self.close()
                 yield [answer.cut() for answer in open_answers.values()]
                 return
             pieces = []
-            for call, token in arrived:
+            for call, token in arrived_tokens:
                 pieces.append(self._answers[call.key, token.answer].push(token))
                 if token.finish_reason is not None:
                     del open_answers[call.key, token.answer]
@@ -76,7 +76,7 @@ class RequestWork:
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
         """Yields the events of a stream, one token per event.  A chat's role comes with the first token."""
-        begun: set[int] = set()
+        begun_answers: set[int] = set()
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
             async for pieces in self.pieces():
@@ -84,9 +84,9 @@ class RequestWork:
                 for piece in pieces:
                     if continuous:
                         usage["usage"] = self.usage
-                    if piece.index not in begun and (first := self.format.first(piece.index)):
-                        events.append(self.format.event([first], **usage))
-                    begun.add(piece.index)
+                    if piece.index not in begun_answers and (first_choice := self.format.first(piece.index)):
+                        events.append(self.format.event([first_choice], **usage))
+                    begun_answers.add(piece.index)
                     events.append(self.format.event([self.format.delta(piece)], **usage))
                 yield b"".join(events) or b": \n\n"  # a comment
             if include_usage:
@@ -96,16 +96,16 @@ class RequestWork:
             yield ApiError(500, str(error)).event()
 
     async def whole(self) -> bytes:
-        """Returns the body of a reply that is not a stream.  A second thread builds the body, not the event loop's.
+        """Returns the body of a reply that is not a stream.  A second thread builds the body, outside the event loop.
 
         Raises `EngineDied` if the engine ends, and `ApiError` with status 408 if the request times out."""
-        texts: dict[int, list[AnswerPiece]] = {}
+        pieces_by_answer: dict[int, list[AnswerPiece]] = {}
         async for pieces in self.pieces():
             for piece in pieces:
-                texts.setdefault(piece.index, []).append(piece)
-        if not self._engine.ending and any(answer[-1].finish_reason == "abort" for answer in texts.values()):
+                pieces_by_answer.setdefault(piece.index, []).append(piece)
+        if not self._engine.ending and any(answer[-1].finish_reason == "abort" for answer in pieces_by_answer.values()):
             raise ApiError(*TIMED_OUT)
-        return await asyncio.to_thread(self._body, texts)
+        return await asyncio.to_thread(self._body, pieces_by_answer)
 
     def _body(self, texts: Mapping[int, Sequence[AnswerPiece]]) -> bytes:
         choices = [self.format.choice(self._joined(texts[index])) for index in sorted(texts)]

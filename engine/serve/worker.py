@@ -1,4 +1,4 @@
-"""Runs the engine in its own process.  Takes requests between steps, and sends a description after each step."""
+"""Runs the engine in its own process.  Takes requests between steps, and sends a message after each step."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
     `threads` is the number of torch's threads on a CPU.  None keeps torch's default.
     """
     threading.Thread(target=_end_with_server, args=(address,), daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
-        signal.signal(number, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
+        signal.signal(signum, signal.SIG_IGN)
     socket = zmq.Context().socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 0)  # an engine never waits for its server
     socket.connect(address)
@@ -70,9 +70,9 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
 
 def _end_with_server(address: str) -> None:
     """Waits until the server has ended for any reason, and then ends this process, even in the middle of a step."""
-    server = multiprocessing.parent_process()
-    if server is not None:  # it is, where `run` is the target of a process
-        server.join()
+    server_process = multiprocessing.parent_process()
+    if server_process is not None:  # it is, where `run` is the target of a process
+        server_process.join()
         shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         os._exit(1)
 
@@ -81,8 +81,8 @@ def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
     """Returns the fields of a `StepLine` that describe the step's drafts, or an empty dict without drafts."""
     if speculated is None:
         return {}
-    parts = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
-    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **parts}
+    seconds = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
+    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **seconds}
 
 
 class Worker:
@@ -134,19 +134,19 @@ class Worker:
                 assert_never(message)
 
     def _submit(self, message: Submit) -> None:
-        first = min(message.prompts)
+        first_key = min(message.prompts)
         try:
-            for key, ids in message.prompts.items():
-                answers = self.llm.submit(ids, message.params, message.arrival_s)
+            for key, prompt_ids in message.prompts.items():
+                answers = self.llm.submit(prompt_ids, message.params, message.arrival_s)
                 self._answers[key] = answers
-                for number, sequence in enumerate(answers):
-                    self._name[sequence] = key, number, 0
+                for answer_index, sequence in enumerate(answers):
+                    self._name[sequence] = key, answer_index, 0
                 self._fresh.add(answers[0])
         except ValueError as error:
             self._abort(message.prompts)
-            self.say(Queued(first, str(error)))
+            self.say(Queued(first_key, str(error)))
         else:
-            self.say(Queued(first))
+            self.say(Queued(first_key))
 
     def _abort(self, keys: Iterable[int]) -> None:
         for key in keys:
@@ -157,19 +157,19 @@ class Worker:
 
     def _step(self) -> None:
         core, blocks = self.llm.core, self.llm.scheduler.blocks
-        evicted, self._steps = blocks.evicted, self._steps + 1
-        waits = run_times() if self.llm.device.type == "cpu" else None
+        old_evicted, self._steps = blocks.evicted, self._steps + 1
+        wait_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
         end_s = time.perf_counter()
         step, ops = core.last, {op: sum(times) for op, times in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
-        started = []
+        started_prompts = []
         for chunk in chunks:
             if chunk.sequence in self._fresh:
                 self._fresh.remove(chunk.sequence)
-                started.append(Started(self._name[chunk.sequence][0], begin_s, chunk.start))
+                started_prompts.append(Started(self._name[chunk.sequence][0], begin_s, chunk.start))
         tokens = tuple(token for sequence in dict.fromkeys(sequences) for token in self._tokens(sequence))
         state = self._state()
         line = StepLine(
@@ -182,14 +182,14 @@ class Worker:
             prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
-            evicted=blocks.evicted - evicted,
+            evicted=blocks.evicted - old_evicted,
             running=state.running,
             waiting=state.waiting,
-            waited=None if waits is None else waiting_since(waits),
+            waited=None if wait_times is None else waiting_since(wait_times),
             ops_s=ops,
             **drafts_of(core.speculator.last if core.speculator else None),
         )
-        self.say(Stepped(state, line, tokens, tuple(started)))
+        self.say(Stepped(state, line, tokens, tuple(started_prompts)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
         """Returns the tokens of a sequence that were not sent to the server yet.  Forgets an ended sequence."""

@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Describes a drafter: its rows per step, its architecture and its weights.  Its files are checked and opened."""
+    """Describes a drafter, with checked and opened files: rows of a sequence per step, architecture and weights."""
 
     rows: int = 1
     """The most rows of a sequence in a step."""
@@ -47,9 +47,9 @@ def opened(
     device: torch.device,
     open_model: Callable[[str], Opened],
 ) -> DraftSource:
-    """Checks and opens the drafter in `asked` for the model of `arch`.  An EAGLE head is read in `dtype` on `device`.
+    """Opens the drafter that `asked` describes, for a model of `arch`.  An EAGLE head is read in `dtype` on `device`.
 
-    Raises `ValueError` if the files hold no drafter, or if the drafter has another vocabulary or a shorter context."""
+    Raises `ValueError` if the files hold no drafter, or if its vocabulary or context length does not fit the model."""
     if asked is None:
         return DraftSource()
     rows = asked.rows(max_model_len)
@@ -87,7 +87,7 @@ def build(
 ) -> Speculator | None:
     """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of `SpeculativeRunner`.
 
-    Reads the weights of a draft model.  Raises `ValueError` on weights of wrong shapes, or if no kernel can run."""
+    Reads a draft model's weights.  Raises `ValueError` on weights of wrong shapes, or if no kernel can run it."""
     if asked is None:
         return None
     runner = SpeculativeRunner(*about)

@@ -22,11 +22,11 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
 class Chain(Drafter, ABC):
-    """Drafts tokens one after another, each from the token before it.  The drafter's KV cache has the same page numbers
-    as the model's KV cache.
+    """Drafts tokens one after another, each from the token before it.  The drafter's KV cache uses the page numbers of
+    the model's KV cache.
 
-    A drafted token is drawn with the settings, the seed and the position of its request.  The model draws with the same
-    random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
+    A drafted token is drawn with the settings and the seed of its request, and with its position.  The model later
+    draws with the same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner
@@ -46,22 +46,22 @@ class Chain(Drafter, ABC):
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Drafts for all sequences at once.  Short drafts end first, and longer drafts go on with fewer rows."""
         drafting = sorted(drafting, key=lambda pair: -pair[1])
-        sequences, counts = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
+        sequences, draft_lengths = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
         batch, size, device = self.runner.batch, self.runner.block_size, self.runner.device
         rows = np.array([sequence.row for sequence in sequences])
         to_device = partial(on_device, device=device)
         tokens = to_device(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
         drawn_tokens: list[torch.Tensor] = []
-        for index in range(int(counts[0])):
-            n = int((counts > index).sum())
+        for index in range(int(draft_lengths[0])):
+            n = int((draft_lengths > index).sum())
             if n < len(tokens):
                 sampling = SamplingTensors(sequences[:n], device, edits=False)
             positions = batch.positions[rows[:n]] + index
             table = batch.block_table[rows[:n], : int(batch.num_blocks[rows[:n]].max())]
             slots = table[np.arange(n), positions // size].astype(np.int64) * size + positions % size
-            lens = (positions + 1).astype(np.int32)
-            inputs = StepInput(tokens[:n], to_device(positions), to_device(slots), to_device(table), to_device(lens))
+            lengths = (positions + 1).astype(np.int32)
+            inputs = StepInput(tokens[:n], to_device(positions), to_device(slots), to_device(table), to_device(lengths))
             ops = self.ops.step(n)
             logits, state = self.forward(inputs, ops, state[:n])
             tokens = sampling.sample(ops.sample, logits, to_device(positions + 1))[0]
@@ -82,7 +82,7 @@ class Chain(Drafter, ABC):
 
 
 class ModelDrafter(Chain):
-    """Drafts with a smaller model of the same vocabulary.  Also computes all other tokens, to fill its own KV cache."""
+    """Drafts with a smaller model of the same vocabulary.  It computes all other tokens too, for its own KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Returns the logits `[rows, vocab_size]` of the next tokens, and `state`, which stays empty."""
@@ -91,8 +91,8 @@ class ModelDrafter(Chain):
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step to the drafter's cache.  The drafter has not computed
+        """Writes the keys and values of all tokens of the step to the drafter's cache.  The drafter did not compute
         these tokens before: tokens of prompts, of rows without a draft, and the last token of a draft."""
-        first = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
-        inputs = replace(inputs, drawn=first)  # hidden states behind the last layer are not needed
+        first_row = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
+        inputs = replace(inputs, drawn=first_row)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

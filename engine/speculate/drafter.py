@@ -13,7 +13,7 @@ from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
-DRAFTS = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
+DRAFT_SOURCES = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
 """The kinds of drafts.  The value says what the option `draft` must name."""
 MOST_TOKENS = 16
 """The most tokens of one draft."""
@@ -30,7 +30,7 @@ class Drafter:
         return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Returns a draft for each sequence in `drafting`: at least one token, at most the number given with it."""
+        """Returns a draft for each sequence in `drafting`: at least one token, at most the number in `drafting`."""
         return {}
 
     def allocate(self, num_blocks: int) -> None:
@@ -39,12 +39,12 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Receives the tensors of each step after the model's forward pass.  The rows of `decoding` come first (drafts
-        last), then the rows of prompt chunks.  With `reads_hidden`, `hidden` holds the states of all rows."""
+        """Receives the tensors of each step after the model's forward pass.  First come the rows of `decoding` (drafts
+        last), then the rows of prompt chunks.  If `reads_hidden` is True, `hidden` holds the states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Receives the number of new tokens of each sequence, before the tokens are appended.  `states` `[sequences,
-        H]` holds the hidden state that gave each sequence's last new token.  Called only with `reads_hidden`."""
+        H]` holds the hidden state that gave each sequence's last new token.  Called only if `reads_hidden` is True."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,21 @@ class Speculation:
     """Whether a head is given by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
-        if self.kind not in DRAFTS:
-            raise ValueError(f"speculate: expected {', '.join(DRAFTS)}, got {self.kind!r}")
-        unnamed = self.kind == "ngram" or (self.sized and self.kind == "eagle")
-        if (self.draft is None) != unnamed or str(self.draft).isdigit():  # a number meant the model's first layers
-            raise ValueError(f"draft: expected {DRAFTS[self.kind]} with speculate={self.kind}, got {self.draft!r}")
+        if self.kind not in DRAFT_SOURCES:
+            raise ValueError(f"speculate: expected {', '.join(DRAFT_SOURCES)}, got {self.kind!r}")
+        no_draft = self.kind == "ngram" or (self.sized and self.kind == "eagle")
+        if (self.draft is None) != no_draft or str(self.draft).isdigit():  # a number meant the model's first layers
+            raise ValueError(
+                f"draft: expected {DRAFT_SOURCES[self.kind]} with speculate={self.kind}, got {self.draft!r}"
+            )
         if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_TOKENS:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Returns the maximum rows of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
+        """Returns the row limit of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
         if self.num_tokens > max_model_len - 2:
-            limit = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
-            raise ValueError(f"num_speculative_tokens: expected at most {limit}, got {self.num_tokens}")
+            maximum = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
+            raise ValueError(f"num_speculative_tokens: expected at most {maximum}, got {self.num_tokens}")
         return 1 + self.num_tokens
 
 
@@ -83,14 +85,14 @@ def speculation(
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
         return None
     if overlap or not kv_cache:
-        actual = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
-        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {actual}")
+        actual_option = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {actual_option}")
     return Speculation(kind, num_tokens, draft)
 
 
 @dataclass(slots=True)
 class Speculated:
-    """Holds the counts of a step's drafts, and the seconds of each part of the step."""
+    """Counts the drafted and the accepted tokens of a step, and holds the seconds of each part of the step."""
 
     accepted_at: list[int]
     """For each position in a draft, the number of tokens that were accepted there."""

@@ -27,7 +27,7 @@ from rooflab.engine.speculate.draft_model import Chain
 from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.roofline.architecture import Architecture
 
-_LAYER = "layers.0."
+_LAYER_PREFIX = "layers.0."
 
 
 def read_head(
@@ -35,31 +35,31 @@ def read_head(
 ) -> dict[str, torch.Tensor]:
     """Reads an EAGLE head: a linear layer on an embedding and a hidden state, and a decoder layer without a norm before
     its attention.  Raises `ValueError` if a tensor is missing or has another shape."""
-    stored = {name: tensor for file in files for name, tensor in read_safetensors(file, option="draft")}
+    tensor_of = {name: tensor for file in files for name, tensor in read_safetensors(file, option="draft")}
     layer = {name.removeprefix("model."): shape for name, shape in parameter_shapes(arch).items()}
-    shapes = {name: shape for name, shape in layer.items() if _LAYER in name and "input_layernorm" not in name}
+    shapes = {name: shape for name, shape in layer.items() if _LAYER_PREFIX in name and "input_layernorm" not in name}
     H = arch.hidden_size
-    shapes |= {"fc.weight": (H, 2 * H)} | ({"fc.bias": (H,)} if "fc.bias" in stored else {})
+    shapes |= {"fc.weight": (H, 2 * H)} | ({"fc.bias": (H,)} if "fc.bias" in tensor_of else {})
     for name, shape in shapes.items():
-        if name not in stored or tuple(stored[name].shape) != shape:
-            actual = tuple(stored[name].shape) if name in stored else "none"
-            raise ValueError(f"draft: expected {name} of shape {shape}, got {actual}")
-    return {name: stored[name].to(device, dtype) for name in shapes}  # others, as the embedding, are the model's own
+        if name not in tensor_of or tuple(tensor_of[name].shape) != shape:
+            actual_shape = tuple(tensor_of[name].shape) if name in tensor_of else "none"
+            raise ValueError(f"draft: expected {name} of shape {shape}, got {actual_shape}")
+    return {name: tensor_of[name].to(device, dtype) for name in shapes}  # others, as the embedding, are the model's own
 
 
 class EagleDrafter(Chain):
     """Drafts with a decoder layer.  Its inputs are a token's embedding and the previous token's hidden state, and its
     output is the token's hidden state.
 
-    The drafter's KV cache has the same page numbers as the model's cache.  A draft writes keys and values from
-    predicted hidden states.  The step that verifies the draft writes both again, from the model's own hidden states."""
+    The drafter's KV cache uses the page numbers of the model's KV cache.  A draft writes keys and values from predicted
+    hidden states.  The step that verifies the draft overwrites them, from the model's own hidden states."""
 
     reads_hidden = True
 
     def __init__(self, runner: SpeculativeRunner, arch: Architecture, head: dict[str, torch.Tensor], ops: OpSet):
         embedding = runner.model.embedding
         ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
-        layer = packed_layer(arch, head | {f"{_LAYER}input_layernorm.weight": ones}, _LAYER)
+        layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": ones}, _LAYER_PREFIX)
         # The output head is the model's, and is not packed again.
         weights = Weights(embedding, [layer], ones, ones[None, :])
         super().__init__(runner, Model(arch, weights, ops, runner.max_model_len), ops)
@@ -89,13 +89,13 @@ class EagleDrafter(Chain):
         assert hidden is not None, "the runner gives what the drafter reads"
         n = len(inputs.seq_lens)
         sequences = [*decoding, *(chunk.sequence for chunk in step.chunks)]
-        firsts, chunk_ends = np.arange(n), np.empty(0, np.int64)
+        first_rows, chunk_ends = np.arange(n), np.empty(0, np.int64)
         if inputs.chunks is not None:
             bounds = inputs.chunks.cu_seqlens.cpu().numpy().astype(np.int64) + n
-            firsts, chunk_ends = np.concatenate([firsts, bounds[:-1]]), bounds[len(bounds) - len(step.chunks) :]
-        positions = inputs.positions.cpu().numpy()[firsts].tolist()
+            first_rows, chunk_ends = np.concatenate([first_rows, bounds[:-1]]), bounds[len(bounds) - len(step.chunks) :]
+        positions = inputs.positions.cpu().numpy()[first_rows].tolist()
         previous_states = torch.cat([hidden[:1], hidden[:-1]])
-        previous_states[on_device(firsts, self.runner.device)] = self._states(sequences, positions)
+        previous_states[on_device(first_rows, self.runner.device)] = self._states(sequences, positions)
         self._next_states(replace(inputs, drawn=None), self.ops_of(inputs), previous_states)
         for chunk, end in zip(step.chunks, chunk_ends, strict=True):
             self._hidden[chunk.sequence] = (chunk.end, hidden[end - 1])

@@ -1,9 +1,9 @@
 """Chooses the length of drafts, from the time that a drafted token adds to a step and from the rate of acceptance.
 
-A drafted token costs the time that it adds to a step, drafting included.  An accepted token saves the time of a step
-without drafts, divided by the step's number of sequences.  The price is the chance of acceptance at which cost and
-saving are equal: `added_time / (step_time / sequences)`.  If a token is accepted with chance `c`, then the first `i`
-tokens of a draft are all accepted with chance of about `c**i`.  A draft ends where this chance falls below the price.
+The cost of a drafted token is the time that it adds to a step, with the time to draft it.  An accepted token saves
+`step_time / sequences`, for a step without drafts.  The price is `added_time / (step_time / sequences)`: at this chance
+of acceptance, cost and saving are equal.  If a token is accepted with chance `c`, then the first `i` tokens of a draft
+are all accepted with a chance of about `c**i`.  A draft ends where this chance falls below the price.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rooflab.engine.sequence import Sequence
 
 KEPT_TIMES = 15
 """The number of kept step times for each class of batch sizes.  Each doubling of the size has four classes."""
-RENEWED = 64
+RENEWAL_STEPS = 64
 """The number of steps with drafts after which one step runs without drafts, so that its present time is known."""
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
-WEIGHT = 0.9
+DECAY_WEIGHT = 0.9
 """Each new draft multiplies the earlier counts in `Odds` by this factor."""
-PAUSE, LONGEST_PAUSE = 16, 256
+PAUSE_TOKENS, LONGEST_PAUSE = 16, 256
 """Tokens until a sequence drafts again.  This number doubles after each failed try, up to `LONGEST_PAUSE`."""
 
 
@@ -37,11 +37,11 @@ class Odds:
     """The number of drafted tokens that were compared: the accepted tokens, and the first rejected token."""
     resumes: int = 0
     """The length in tokens at which the sequence drafts again."""
-    pause: int = PAUSE
+    pause: int = PAUSE_TOKENS
 
 
 class Lengths:
-    """Chooses the length of each sequence's next draft, up to `most`.  With `adapts=False` the length is `most`."""
+    """Chooses the length of each sequence's next draft, at most `most`.  With `adapts=False` the length is `most`."""
 
     def __init__(self, most: int, adapts: bool = True):
         self.most = most
@@ -59,12 +59,12 @@ class Lengths:
         """Prepares the draft lengths for a step that decodes `rows` sequences.  Call `begin` before `of`."""
         if not self.adapts or not rows:
             return
-        kind = int(4 * log2(rows))
-        plain_s, added_s = self._plain.get(kind), self._added.get(kind)
-        self._drafts = plain_s is not None and self._since.get(kind, 0) < RENEWED
+        bucket = int(4 * log2(rows))
+        plain_s, added_s = self._plain.get(bucket), self._added.get(bucket)
+        self._drafts = plain_s is not None and self._since.get(bucket, 0) < RENEWAL_STEPS
         self.price = max(LEAST_PRICE, rows * median(added_s) / median(plain_s)) if plain_s and added_s else LEAST_PRICE
         if self.price >= 1:  # nobody drafts, but for a step now and then, which may find another price
-            self._drafts = self._drafts and self._idle.get(kind, 0) >= LONGEST_PAUSE
+            self._drafts = self._drafts and self._idle.get(bucket, 0) >= LONGEST_PAUSE
             self.price = HIGHEST_PRICE
 
     @property
@@ -86,13 +86,13 @@ class Lengths:
         odds = self._odds.get(sequence)
         if odds is None:
             return
-        odds.accepted = WEIGHT * odds.accepted + accepted
-        odds.tried = WEIGHT * odds.tried + accepted + (accepted < drafted)
+        odds.accepted = DECAY_WEIGHT * odds.accepted + accepted
+        odds.tried = DECAY_WEIGHT * odds.tried + accepted + (accepted < drafted)
         chance = odds.accepted / odds.tried
         odds.length = self._pays(chance)
         if odds.length:
             if odds.length == self.most:
-                odds.pause = PAUSE
+                odds.pause = PAUSE_TOKENS
             return
         odds.resumes = len(sequence.token_ids) + odds.pause
         odds.pause = min(2 * odds.pause, LONGEST_PAUSE)
@@ -106,11 +106,11 @@ class Lengths:
 
     def timed(self, rows: int, drafted: int, seconds: float) -> None:
         """Records the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
-        kind = int(4 * log2(rows))
-        plain_s = self._plain.setdefault(kind, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(kind)
+        bucket = int(4 * log2(rows))
+        plain_s = self._plain.setdefault(bucket, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(bucket)
         if not drafted and plain_s is not None:
             plain_s.append(seconds)
-            self._since[kind], self._idle[kind] = 0, self._idle.get(kind, 0) + 1
+            self._since[bucket], self._idle[bucket] = 0, self._idle.get(bucket, 0) + 1
         elif plain_s:
-            self._added.setdefault(kind, deque(maxlen=KEPT_TIMES)).append((seconds - median(plain_s)) / drafted)
-            self._since[kind], self._idle[kind] = self._since.get(kind, 0) + 1, 0
+            self._added.setdefault(bucket, deque(maxlen=KEPT_TIMES)).append((seconds - median(plain_s)) / drafted)
+            self._since[bucket], self._idle[bucket] = self._since.get(bucket, 0) + 1, 0

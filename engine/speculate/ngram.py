@@ -1,5 +1,5 @@
 """Drafts tokens from the text so far (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding).  A
-draft copies the tokens after an earlier occurrence of the last two tokens, with the best matching context.
+draft copies the tokens that followed the last two tokens earlier.  The occurrence with the best matching context wins.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 
-CONTEXT, TRIED = 8, 16
+CONTEXT_TOKENS, TRIED = 8, 16
 """The number of compared tokens before the pair, and the number of earlier positions of the pair that are tried."""
 
 
 class Places:
-    """Holds the last position of each pair of successive tokens in a sequence, except the pair at its end."""
+    """Maps each pair of successive tokens in a sequence to its latest position.  Leaves out the pair at the end."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
@@ -27,19 +27,21 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the best earlier position of a token pair: `place`, or an earlier position in `older`.  The best position
-    has the most equal tokens before the pair.  Of equally good positions, the latest wins."""
-    best, longest, end = place, -1, len(tokens)
+    """Returns the best earlier position of a token pair.  It has the most equal tokens before the pair; in a tie, the
+    latest wins.  The search starts at `place`, and `older` maps each position to an earlier one."""
+    best_place, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
-        while count < CONTEXT and place - 3 - count >= 0 and tokens[place - 3 - count] == tokens[end - 3 - count]:
+        while (
+            count < CONTEXT_TOKENS and place - 3 - count >= 0 and tokens[place - 3 - count] == tokens[end - 3 - count]
+        ):
             count += 1
-        if count > longest:
-            best, longest = place, count
-        if count == CONTEXT or place not in older:
+        if count > longest_match:
+            best_place, longest_match = place, count
+        if count == CONTEXT_TOKENS or place not in older:
             break
         place = older[place]
-    return best
+    return best_place
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
@@ -61,7 +63,7 @@ class NgramDrafter(Drafter):
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         """Returns the sequences in which the last two tokens occurred before, each with the length of its draft."""
         # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
-        matches = self._found = {}
+        found_positions = self._found = {}
         drafting: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
             return drafting
@@ -79,7 +81,7 @@ class NgramDrafter(Drafter):
             if position < end:
                 position_of[token_pair], pair_index.older[end] = end, position
                 if length := lengths.of(sequence):
-                    matches[sequence] = _alike(tokens, position, pair_index.older)
+                    found_positions[sequence] = _alike(tokens, position, pair_index.older)
                     drafting.append((sequence, length))
         return drafting
 

@@ -15,23 +15,23 @@ Drafts = Mapping[EngineSequence, list[int]]
 
 
 class DraftRows:
-    """Orders the rows of a step.  Rows without a draft come first.  A draft of `n` tokens then has `n + 1` rows."""
+    """Orders the rows of a step.  Rows without a draft come first.  Then each draft of `n` tokens has `n + 1` rows."""
 
     def __init__(self, batch: DecodeBatch, drafts: Drafts):
         rows = np.array([sequence.row for sequence in drafts])
-        counts = np.array([len(draft) + 1 for draft in drafts.values()])
+        row_counts = np.array([len(draft) + 1 for draft in drafts.values()])
         self.plain = np.delete(np.arange(len(batch)), rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
-        widths = np.append(np.ones_like(self.plain), counts)
+        widths = np.append(np.ones_like(self.plain), row_counts)
         self.drawing = [self.sequences[index] for index in np.repeat(np.arange(len(widths)), widths).tolist()]
         """The sequence of each row."""
         self.ahead = ramp(widths)
         """For each row, the number of drafted tokens before the token that the row draws."""
         self.spans: list[TokenSpan] = []
         for sequence, draft in drafts.items():
-            ids, pages = sequence.token_ids, batch.block_table[sequence.row]
-            self.spans.append(TokenSpan([ids[-1], *draft], len(ids) - 1, pages, len(draft) + 1))
+            token_ids, pages = sequence.token_ids, batch.block_table[sequence.row]
+            self.spans.append(TokenSpan([token_ids[-1], *draft], len(token_ids) - 1, pages, len(draft) + 1))
 
 
 def accepted(
@@ -39,11 +39,11 @@ def accepted(
 ) -> dict[EngineSequence, list[int]]:
     """Returns each sequence's new tokens: the drafted tokens that the model draws too, and the model's next token.
 
-    `drawn` holds the token that the model draws in each row of `sequences`.  In a sequence's last row this is the token
+    `drawn` holds the token that the model draws in each row of `sequences`.  The last row of a sequence gives the token
     after the draft.  Each token is drawn at its own position, from the logits after the draft's earlier tokens.  If the
-    model drew these earlier tokens too, a step without a draft would draw the same token.  So speculation does not
-    change the tokens of a sequence, for any draft (Daliri, Musco and Suresh, "Coupling without communication and
-    drafter-invariant speculative decoding", arXiv 2408.07978)."""
+    model drew these earlier tokens too, a step without a draft would draw the same token.  So no draft changes the
+    tokens of a sequence (Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant speculative
+    decoding", arXiv 2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
         sequence, num_equal = sequences[row], 0

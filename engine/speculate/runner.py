@@ -54,23 +54,23 @@ class SpeculativeRunner(ModelRunner):
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
         """Takes the new tokens of each sequence.  The last new token is an input of the next step."""
-        counts = np.array([len(new) for new in tokens.values()], np.int64)
+        token_counts = np.array([len(new_tokens) for new_tokens in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
-            widths = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
-            rows = on_device(np.cumsum(widths) - widths + counts - 1, self.device)
-            self.drafter.accepted(list(tokens), counts.tolist(), self._hidden[rows])
+            row_counts = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
+            rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
+            self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[rows])
         if self._rows is not None:
             order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[order] = np.arange(len(order))
-            self.batch.positions[order] += counts[: len(order)]
+            self.batch.positions[order] += token_counts[: len(order)]
             self.batch.changed = True
-            self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
+            self.drawn = on_device(np.array([new_tokens[-1] for new_tokens in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
         """Returns logits `[num_drawn, vocab_size]`, as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
         batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
-        plain_rows, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
-        inputs = step_input(batch, plain_rows, [*drafted, *spans_of(step.chunks)], self.drawn)
+        plain_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
+        inputs = step_input(batch, plain_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
         replayed = self.replayed(step) if rows is None else None
         if replayed is not None:

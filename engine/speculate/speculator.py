@@ -19,7 +19,7 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 class Speculator:
     """Runs steps in which a decoding sequence may get several tokens.
 
-    Drafts use only tokens and pages that prompts leave free.  So drafts delay no prompt and preempt no sequence."""
+    Drafts use only tokens and pages that prompts do not need.  So drafts delay no prompt and preempt no sequence."""
 
     runner: SpeculativeRunner
     lengths: Lengths
@@ -40,32 +40,32 @@ class Speculator:
         tokens = {} if draw is None else accepted(draw.sequences, draw.tokens(), runner.drafts)
         verified_s = time.perf_counter()
         computed(step)
-        counts = Speculated([0] * self.lengths.most)
-        sequences = self._give(scheduler.blocks, tokens, counts)
+        draft_counts = Speculated([0] * self.lengths.most)
+        sequences = self._give(scheduler.blocks, tokens, draft_counts)
         for sequence, _ in drafting:
             if sequence.finish_reason is None:
                 scheduler.blocks.trim(sequence, len(sequence) - 1)
                 runner.batch.set_blocks(sequence)
         ended_s = time.perf_counter()
         if runner.drafts:
-            counts.draft_s, counts.verify_s = drafted_s - began_s, verified_s - drafted_s
-            counts.accept_s = ended_s - verified_s
-            self.last = counts
+            draft_counts.draft_s, draft_counts.verify_s = drafted_s - began_s, verified_s - drafted_s
+            draft_counts.accept_s = ended_s - verified_s
+            self.last = draft_counts
         if not step.chunks:
-            self.lengths.timed(step.num_decodes, counts.drafted, ended_s - began_s)
+            self.lengths.timed(step.num_decodes, draft_counts.drafted, ended_s - began_s)
         return sequences
 
     def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
         """Returns the sequences to draft for, each with the number of tokens for which the sequence has pages."""
         batch = self.runner.batch
         self.lengths.begin(len(batch.rows))
-        budget = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
-        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, budget)
+        token_budget = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
+        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, token_budget)
 
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
-        """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
+        """Allocates pages for drafts of at most `room` tokens in all.  A sequence's last token is never drafted."""
         drafting = []
         for sequence, length in wanted:
             if room <= 0:
@@ -85,18 +85,18 @@ class Speculator:
         """Appends tokens to each sequence, up to the token that ends it.  Sequences that continue join the batch."""
         self.runner.accept(tokens)
         sequences: list[Sequence] = []
-        for index, (sequence, new) in enumerate(tokens.items()):
+        for index, (sequence, new_tokens) in enumerate(tokens.items()):
             old_length = len(sequence.token_ids)
-            for token in new:
+            for token in new_tokens:
                 sequence.append(token)
                 sequences.append(sequence)
                 if sequence.finish_reason is not None:
                     break
             length = len(sequence.token_ids)
-            if drafted := len(self.runner.drafts.get(sequence, ())):
-                num_accepted = min(length - old_length, len(new) - 1)
-                counts.note(drafted, num_accepted)
-                self.lengths.verified(sequence, drafted, num_accepted)
+            if num_drafted := len(self.runner.drafts.get(sequence, ())):
+                num_accepted = min(length - old_length, len(new_tokens) - 1)
+                counts.note(num_drafted, num_accepted)
+                self.lengths.verified(sequence, num_drafted, num_accepted)
                 del sequence.logprobs[length - sequence.num_prompt_tokens :]
             if (length - 1) // blocks.block_size > len(sequence.contents):
                 blocks.publish(sequence, length - 1)  # the last token has no keys and values yet

@@ -1,4 +1,4 @@
-"""embedding: one row of the table per token.
+"""Kernels of the op embedding: copies one row of the table per token.  "over naive" means: compared with `naive`.
 
 naive       one Triton program per token; each thread moves one element at a time
 library     torch.nn.functional.embedding

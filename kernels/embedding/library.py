@@ -1,4 +1,4 @@
-"""Implements the kernel `library`: torch's embedding."""
+"""Implements the kernel `library`: calls torch.nn.functional.embedding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.reference.embedding import SPEC
 
 @kernel(backend="torch", traffic=SPEC.least)
 def library(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Computes `weight[token_ids]`.  For an id outside the table, raises torch's `IndexError` on a CPU; on CUDA a torch
-    assertion fails."""
+    """Computes `weight[token_ids]`.  For an id outside the table, torch raises `IndexError` on a CPU.  On CUDA an
+    assertion of torch fails."""
     # Only torch's index_select takes an `out`; on axis 0 it equals embedding.
     torch.index_select(weight, 0, token_ids, out=out)

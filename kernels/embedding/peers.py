@@ -1,4 +1,4 @@
-"""Implements the comparison kernel of embedding that torch.compile makes (`kernels/_peers.py`)."""
+"""Implements embedding by torch.compile, as a comparison kernel (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """Computes the op's formula.  torch.compile compiles this function."""
+    """Computes the op's formula, `weight[token_ids]`.  torch.compile compiles this function."""
     return embedding(token_ids, weight)

@@ -1,4 +1,4 @@
-"""Implements `vectorized`, the version after `naive`: 16-byte loads per thread, several rows in flight per program."""
+"""Implements `vectorized`, the version after `naive`: 16-byte loads per thread, several rows at once per program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _embedding(
     columns = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     # token_ids are int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_ids = tl.load(token_ids_ptr + tokens, mask=tokens < T, other=-1)
-    valid = (token_ids >= 0) & (token_ids < V)
+    id_mask = (token_ids >= 0) & (token_ids < V)
     column_mask = (columns < H)[None, :]
     weight_ptrs = weight_ptr + token_ids[:, None] * stride_weight + columns[None, :]
-    rows = tl.load(weight_ptrs, mask=valid[:, None] & column_mask, other=0.0)
+    rows = tl.load(weight_ptrs, mask=id_mask[:, None] & column_mask, other=0.0)
     out_ptrs = out_ptr + tokens[:, None] * stride_out + columns[None, :]
     tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & column_mask)
 

@@ -8,14 +8,15 @@ online             over naive, Triton: one pass over the keys with a running max
 masked_tiles       over online: a tile has a mask only if the diagonal, a window or the sequence's end crosses it
 tma                over masked_tiles: one thread loads q, k and v by tensor maps; fewer registers, so larger tiles
 packed_gqa         over tma: the query heads of a group share a tile's rows, for queries shorter than a tile
-persistent         over tma: the grid fills the SMs once, and each CTA computes several tiles, the longest first
+persistent         over tma: one or two CTAs per SM; each CTA computes several tiles, the longest first
 fp8                over tma: e4m3 with one scale per head, half of the shared memory
-ping_pong          over online, Gluon: a producer warp and two consumer warpgroups that alternate (FlashAttention-3)
+ping_pong          over online, Gluon: a producer warp loads; of two consumer warpgroups, one computes the softmax while
+                   the other uses the tensor cores (FlashAttention-3)
 flash_attention_3  peer: the authors' CUDA code of FlashAttention-3 (Shah et al., arXiv 2407.08608), if installed
 flashinfer         peer: FlashInfer's single and batch prefill (Ye et al., arXiv 2501.01005), if installed
-sdpa_cudnn         peer: torch's call with cuDNN's kernel
-sdpa_efficient     peer: torch's call with its memory-efficient backend, which does not group heads
-sdpa_flash         peer: torch's call with its build of FlashAttention-2
+sdpa_cudnn         peer: torch's scaled_dot_product_attention with cuDNN's kernel
+sdpa_efficient     peer: torch's scaled_dot_product_attention with its memory-efficient backend, without grouped heads
+sdpa_flash         peer: torch's scaled_dot_product_attention with its build of FlashAttention-2
 
 No kernel here was measured on a GPU.  The compiled and predicted costs and gains are in docs/notes/flash_attention.md.
 """

@@ -15,7 +15,7 @@ from rooflab.kernels.lib.tma import map_maker
 from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
-ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
+ROW_ORDER, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
 """The order of the dimensions of (B, T, H, D) in a map: rows of a head, or columns of values along the keys."""
 OPERAND_BYTES = 2
 TILES = space(Config, block_m=(64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 4))
@@ -28,18 +28,19 @@ ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs.  Tiles of 128 rows on four warps need head_dim <= 64; others spill (read in the SASS)."""
-    narrow = padded(int(case["D"])) <= 64
-    return tuple(config for config in TILES(case) if narrow or (config.block_m, config.num_warps) != (128, 4))
+    """Returns the configs to try.  If head_dim > 64, there are no tiles of 128 rows on four warps, because registers
+    would spill (read in the SASS)."""
+    has_narrow_head = padded(int(case["D"])) <= 64
+    return tuple(config for config in TILES(case) if has_narrow_head or (config.block_m, config.num_warps) != (128, 4))
 
 
 def query_tiles(config: Config, case: Case) -> int:
-    """Returns the number of query tiles of all heads and sequences."""
+    """Returns the number of query tiles, over all heads and sequences."""
     return cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"])
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Returns a function that computes a CTA's resources.  Shared memory holds queries, keys and values."""
+    """Returns a function that computes a CTA's resources.  `ctas` computes the number of CTAs."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))
@@ -53,8 +54,8 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
     return needs
 
 
-def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
-    """Returns a function that makes a map of `x` `[B, T, H, D]`, dimensions in `order`, with boxes of `rows` rows."""
+def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROW_ORDER) -> MapMaker:
+    """Returns a function that makes a TMA map of `x` `[B, T, H, D]`: dimensions in `order`, boxes of `rows` rows."""
     box = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
     return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])

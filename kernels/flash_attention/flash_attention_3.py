@@ -1,4 +1,4 @@
-"""Wraps FlashAttention-3 (Shah et al., arXiv 2407.08608) as a comparison kernel.  Needs the package of its authors."""
+"""Wraps the authors' package of FlashAttention-3 (Shah et al., arXiv 2407.08608) as a comparison kernel."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, traffic
+from rooflab.kernels._attention import AttentionResult, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.flash_attention import E4M3
 
-AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
+AUTHORS_PACKAGE, FORWARD_PACKAGE = "flash_attn_interface", "fa3_fwd_interface"
 """The module of the authors' package, which some other packages have too, and the module of `fa3-fwd`.  `fa3-fwd` is a
 wheel of the forward pass alone, with the same functions."""
-PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
+PACKAGE = FORWARD_PACKAGE if find_spec(FORWARD_PACKAGE) else AUTHORS_PACKAGE
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
-    """Returns the scales `[B, H_kv]` as keyword arguments of the package.  Returns an empty dict if q is not fp8."""
+    """Returns the scales `[B, H_kv]` of q, k and v as keyword arguments.  Returns an empty dict if q is not fp8."""
     if q.dtype != E4M3:
         return {}
     queries, *kv_scales = scales
@@ -29,7 +29,7 @@ def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor 
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:
-    """Returns how many keys a query sees to the left and to the right of its own position; -1 means all keys."""
+    """Returns how many keys a query sees before and after its own position.  -1 means all keys."""
     return (-1, -1) if window is None else (window - 1, 0)
 
 
@@ -39,7 +39,7 @@ def window_sizes(window: int | None) -> tuple[int, int]:
     min_sm=90,
     devices=("cuda",),
     requires=(PACKAGE,),
-    dtypes={"q": (*HALVES, E4M3)},
+    dtypes={"q": (*HALF_DTYPES, E4M3)},
     limits={"D": range(0, 257, 8)},
     traffic=traffic,
     holds={
@@ -63,10 +63,10 @@ def flash_attention_3(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
     return_lse: bool,
-) -> Returned:
-    """Calls `flash_attn_func`, which allocates the result.  Returns its log-sum-exp `[B, H, T]` as `[B, T, H]`."""
-    library: Any = import_module(PACKAGE)
-    result = library.flash_attn_func(
+) -> AttentionResult:
+    """Calls `flash_attn_func`, which allocates the result.  Changes its log-sum-exp from `[B, H, T]` to `[B, T, H]`."""
+    package: Any = import_module(PACKAGE)
+    result = package.flash_attn_func(
         q,
         k,
         v,

@@ -2,10 +2,10 @@
 `flashinfer-python`.
 
 A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences go to
-`BatchPrefillWithRaggedKVCacheWrapper`, and so does a single sequence with more causal queries than keys.  FlashInfer
-chooses the backend.  The plan of a dense batch depends only on its shape, so it is made once per shape.  A time
-measured after a warm-up does not contain the plan.  A log-sum-exp needs another launch, which changes its base from 2
-to e.
+`BatchPrefillWithRaggedKVCacheWrapper`.  A single causal sequence with more queries than keys goes there too. FlashInfer
+chooses the backend.  The plan (how the work is divided) of a dense batch depends only on the shape, so it is made once
+per shape.  A time measured after a warm-up does not contain the plan.  FlashInfer's log-sum-exp has base 2; another
+launch changes it to base e.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, traffic, unseen
+from rooflab.kernels._attention import AttentionResult, traffic, unseen
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
 
@@ -32,7 +32,7 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.FlashInferPlan:
-    """Makes a plan for sequences of equal length.  `lengths` is `(B, T, S)`.  `heads` is `(H, H_kv, D)`."""
+    """Makes FlashInfer's plan for sequences of equal length.  `lengths` is `(B, T, S)`.  `heads` is `(H, H_kv, D)`."""
     B, T, S = lengths
     option_values = dict(options)
     wrapper = adapter.make_wrapper(
@@ -48,7 +48,7 @@ def _planned(
     min_sm=80,
     devices=("cuda",),
     requires=(adapter.PACKAGE,),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": adapter.HEAD_DIMS},
     whole={"q": -1, "k": -1, "v": -1},
     holds={
@@ -68,21 +68,21 @@ def flashinfer(
     window: int | None,
     softcap: float | None,
     return_lse: bool,
-) -> Returned:
-    """Calls FlashInfer's prefill, which allocates the result.  FlashInfer cannot write to an `out` with row gaps."""
+) -> AttentionResult:
+    """Calls FlashInfer's prefill, which allocates the result, because it cannot write to an `out` with row gaps."""
     B, T, H, _ = q.shape
     S = k.shape[1]
     if not B * T * S:
         return unseen(q, return_lse)
     options = adapter.plan_options(Arguments(q=q, softmax_scale=softmax_scale, window=window, softcap=softcap))
-    unseeing = None
+    keyless_rows = None
     if B == 1 and not (causal and T > S):
         del options["q_data_type"], options["kv_data_type"]
-        single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
-        result = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
+        single_prefill = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
+        result = single_prefill(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
     else:
         plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
         result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
-        unseeing = plan.unseeing
-    output = adapter.finished(result, unseeing)
+        keyless_rows = plan.unseeing
+    output = adapter.finished(result, keyless_rows)
     return (output[0].view(q.shape), output[1].view(B, T, H)) if isinstance(output, tuple) else output.view(q.shape)

@@ -1,10 +1,10 @@
 """Implements the kernel `fp8`, the version after `tma`: queries, keys and values in e4m3, with one scale per head, on
 fp8 tensor cores.
 
-The scales of q and k multiply the factor of the exponent, once per tile.  The scale of v multiplies the result.  The
-softmax weights are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8.  The sum that divides them has the
-same shift.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add the product of weights and values of each
-tile (see gemm_fp8/promoted.py).
+The scales of q and k multiply the softmax scale, once per tile.  The scale of v multiplies the result.  The softmax
+weights are e4m3 between 2**-9 and 2**8, because the kernel multiplies them by 2**8.  The softmax sum has the same
+factor, so the result does not change.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add the product of
+weights and values of each tile (see gemm_fp8/promoted.py).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -20,14 +20,14 @@ from torch import Tensor
 from rooflab.kernels._attention import SMALLEST_SCALE, nothing_seen, options, strides_of, traffic
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._by_tma import COLUMNS, ROWS, query_tiles, tensor_map
+from rooflab.kernels.flash_attention._by_tma import COLUMNS, ROW_ORDER, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-WIDEST = 128
+WIDEST_FP8_HEAD = 128
 """The widest head_dim for which registers hold a tile's products and the sums together (read in the SASS)."""
 DEFAULTS = Defaults(
     (
@@ -41,24 +41,25 @@ DEFAULTS = Defaults(
 
 
 def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Returns whether softmax weights and values are multiplied in e4m3.  Otherwise they are multiplied in fp16."""
-    return columns and padded(head_dim) <= WIDEST
+    """Returns whether the product of softmax weights and values is in e4m3.  Otherwise it is in fp16."""
+    return columns and padded(head_dim) <= WIDEST_FP8_HEAD
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with pipelines of several depths.  A warpgroup has 64 rows, or also 128 rows if
-    head_dim is at most 64.  If head_dim is above 128, a tile has 64 keys, because more keys spill (read in the SASS).
-    """
+    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows.  If head_dim is at most 64, it
+    may also have 128 rows.  If head_dim is above 128, a tile has 64 keys, because registers spill with more keys (read
+    in the SASS)."""
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
-    keys = (64, 128, 256) if width <= WIDEST else (64,)
+    keys = (64, 128, 256) if width <= WIDEST_FP8_HEAD else (64,)
     return tuple(Config(m, n, warps, stages) for m, warps in shapes for n in keys for stages in (2, 3, 4))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources.  Shared memory holds the queries and all stages of keys and values.  In e4m3,
-    registers hold the output sums and a tile's scores or products.  In fp16, they hold the sums, the scores and the
-    weights, and shared memory has one more tile of values, twice as wide."""
+    """Returns a CTA's resources.  Shared memory holds the queries, and the keys and values of all pipeline stages.
+
+    If the values are multiplied in e4m3, registers hold the output sums, and a tile's scores or products.  In fp16,
+    they hold the sums, the scores and the softmax weights.  Shared memory then also holds a tile of values in fp16."""
     D = padded(int(case["D"]))
     in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
     columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
@@ -71,9 +72,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     )
 
 
-RANGE: tl.constexpr = tl.constexpr(8)
+MAX_WEIGHT_EXPONENT: tl.constexpr = tl.constexpr(8)
 """The exponent of the largest weight: weights reach down to 2**-17 of the largest, instead of 2**-9 with exponent 0."""
-UNIT: tl.constexpr = tl.constexpr(2.0**-8)
+WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
@@ -101,13 +102,13 @@ def _attention(
     # A head's last rows first: under a causal mask they take longest, and the grid should end with short tiles.
     first_row = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
-    products = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
+    qk_scale = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
         k_scale_ptr, b, h // group, k_scale_stride_b, k_scale_stride_h
     )
     if CAP:
-        scale *= products
+        scale *= qk_scale
     else:
-        factor = tl.maximum(factor * products, SMALLEST_FACTOR)
+        factor = tl.maximum(factor * qk_scale, SMALLEST_FACTOR)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
     h_kv = h // group
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
@@ -121,7 +122,7 @@ def _attention(
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N, RANGE,
+                range_id != 1, BLOCK_N, MAX_WEIGHT_EXPONENT,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             if V_COLUMNS:
@@ -138,21 +139,21 @@ def _attention(
     v_scale = scale_of(v_scale_ptr, b, h_kv, v_scale_stride_b, v_scale_stride_h)
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
-    acc *= v_scale * UNIT
-    l_i *= UNIT
+    acc *= v_scale * WEIGHT_UNIT
+    l_i *= WEIGHT_UNIT
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  Two constants give the order and dtype of `v`."""
+    """Computes launch arguments from shapes, strides and options, such as the memory order and dtype of `v`."""
     (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     columns = keys_contiguous(of.v)
-    v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
+    v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROW_ORDER)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
     scalars, strides, constants = options(of, S)
-    scales = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
+    scale_strides = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
     constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
-    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *scalars, *scales, *strides), constants
+    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *scalars, *scale_strides, *strides), constants
 
 
 @kernel(
@@ -198,6 +199,6 @@ def fp8(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention: scores in e4m3, values in e4m3 if they are contiguous along the keys, else in fp16."""
+    """Computes attention with scores in e4m3.  The product with `v` is in e4m3 or in fp16 (see `values_in_fp8`)."""
     grid, (q_map, k_map, v_map), scalars, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *scalars, **constants)

@@ -1,6 +1,6 @@
-"""Implements `library`: torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
-
-torch has no attention in fp8.  For fp8, the measured call first dequantizes q, k and v from e4m3 to bf16 in memory.
+"""Implements the kernel `library`: torch's scaled_dot_product_attention.  torch chooses FlashAttention-2, cuDNN or its
+CPU kernel.  torch has no attention in fp8.  For fp8, the measured call first dequantizes q, k and v from e4m3 to bf16
+in memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rooflab.reference.flash_attention import E4M3
 
 
 def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` `[B, T, H, D]` times its heads' scales `[B, H]`, in bf16, which represents every e4m3 value."""
+    """Returns `x` `[B, T, H, D]` times the scales `[B, H]` of its heads, in bf16.  bf16 represents every e4m3 value."""
     x_bf16 = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
     return x_bf16 if scale is None else x_bf16.mul_(scale[:, None, :, None])
 
 
 def _expands(q: Tensor, k: Tensor, device: str) -> bool:
-    """Returns whether the key heads are repeated for the query heads.  On CUDA no fused backend takes fp32 with grouped
+    """Returns whether to repeat the key heads for the query heads.  On CUDA no fused backend supports fp32 with grouped
     heads.  Without the repeat, torch would write the scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
 def _lower_right(T: int, S: int) -> Tensor | None:
-    if _device.counted:  # on `meta`, where torch cannot make the bias; it has no memory
+    if _device.counted_device_type:  # on `meta`, where torch cannot make the bias; it has no memory
         return None
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo in 1.4 s
 
@@ -38,14 +38,14 @@ def _lower_right(T: int, S: int) -> Tensor | None:
 
 def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
     """Calls scaled_dot_product_attention on q `[B, T, H, D]`, k and v `[B, S, H_kv, D]`.  The causal mask is aligned at
-    the bottom right."""
+    the bottom right, so the last query sees all keys."""
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)
     if causal and T > S:
         # The first T - S queries see no key, and torch's lower-right bias gives NaN for them; the rest is square.
-        tail = call(q[:, T - S :], k, v, True, softmax_scale)
-        return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
+        tail_output = call(q[:, T - S :], k, v, True, softmax_scale)
+        return torch.cat((torch.zeros_like(q[:, : T - S]), tail_output), dim=1)
     if _expands(q, k, kind_of(q)):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     bias = _lower_right(T, S) if causal and 1 < T < S else None
@@ -73,7 +73,7 @@ def library(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Computes attention by torch, which allocates the result: a copy to an `out` would add to the measured time."""
+    """Computes attention by torch.  torch allocates the result.  A copy to an `out` would add to the measured time."""
     if q.dtype == E4M3:
         q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     return call(q, k, v, causal, softmax_scale)

@@ -1,9 +1,9 @@
-"""Implements the kernel `masked_tiles`, the version after `online`: only tiles that need a mask have a mask.
+"""Implements the kernel `masked_tiles`, the version after `online`: applies a mask only in tiles that need a mask.
 
-The causal diagonal, the far end of a window and the end of the keys cut a few key tiles of each query tile. These key
-tiles have their own loops.  The loop over the other tiles compares no positions, selects no scores, and loads without a
-predicate.  There a score costs one multiply-add and one exponential.  This kernel is the first with the options window,
-soft cap and sinks, because in `online` every tile would pay for each option.
+The causal diagonal, the far end of a window and the end of the keys cross a few key tiles of each query tile. Separate
+loops compute these key tiles.  The loop over the other tiles compares no positions, selects no scores, and loads
+without a predicate.  A score in this loop costs one multiply-add and one exponential.  This kernel is the first with
+the options window, soft cap and sinks, because in `online` every tile would pay for each option.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, row_offsets, weigh
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
 TUNING = by_pointers()
@@ -56,16 +56,16 @@ def _attention(
         for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
-            real = dims < HEAD_DIM
+            dim_mask = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
+            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N,
             )  # fmt: skip
-            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
+            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
@@ -73,7 +73,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  The grid has one axis: only x may exceed 65,535."""
+    """Computes launch arguments from shapes, strides and options.  The grid is 1D, because only x may exceed 65,535."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
     scalars, strides, constants = options(of, S)
     inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
@@ -82,7 +82,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton",
-    dtypes={"q": (torch.float32, *HALVES)},
+    dtypes={"q": (torch.float32, *HALF_DTYPES)},
     limits={"D": range(16, 257)},
     traffic=traffic,
     tuning=TUNING,
@@ -113,6 +113,6 @@ def masked_tiles(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention, with masks only in the tiles that the diagonal, a window or the end of the keys cuts."""
+    """Computes attention; masks only tiles that the diagonal, a window or the end of the keys crosses."""
     grid, scalars, constants = bound
     _attention[grid](q, k, v, sinks, out, lse, *scalars, **constants)

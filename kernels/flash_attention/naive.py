@@ -1,4 +1,4 @@
-"""Implements `naive`: attention as its formula: expanded heads, fp32 scores in memory, softmax, product with `v`."""
+"""Implements the kernel `naive`: one torch step after another.  The scores are in fp32 in memory."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if causal:
-        last = torch.arange(T, device=q.device)[:, None] + S - T
+        last_keys = torch.arange(T, device=q.device)[:, None] + S - T
         key = torch.arange(S, device=q.device)
-        hidden_mask = key > last
+        hidden_mask = key > last_keys
         if window is not None:
-            hidden_mask |= key <= last - window
+            hidden_mask |= key <= last_keys - window
         scores.masked_fill_(hidden_mask, -math.inf)
     denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:
@@ -54,7 +54,7 @@ def attend(
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` `[B, T, H, D]` as `[B, H, T, D]` in fp32, times the scales `[B, H]` of its heads."""
+    """Returns `x` `[B, T, H, D]` as `[B, H, T, D]` in fp32, times the scales `[B, H]` of the heads."""
     x32 = x.transpose(1, 2).float()
     return x32 if scale is None else x32 * scale[:, :, None, None]
 
@@ -77,6 +77,6 @@ def naive(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> None:
-    """Computes attention step by step, after it scales the heads.  Each step writes its result to memory."""
+    """Computes attention step by step.  First multiplies q, k and v by their scales.  Each step writes to memory."""
     scale = get_scale(q, softmax_scale)
     attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)

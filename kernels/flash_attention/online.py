@@ -1,5 +1,6 @@
-"""Implements `online`, the version after `naive`: an online softmax, tile by tile.  Scores stay on the chip (Dao,
-"FlashAttention-2", 2023; Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+"""Implements the kernel `online`, the version after `naive`: computes the softmax tile by tile (online softmax), so the
+scores stay on the chip.  Papers: Dao, "FlashAttention-2", 2023; Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rooflab.kernels._attention import LOG2E, get_scale, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 
 TUNING = by_pointers(weights=False, widest=Config(32, 32, 8, 1))
 
@@ -51,10 +52,10 @@ def online_kernel(
         key_mask = keys < S
         k = tl.load(k_base + keys64[None, :] * k_stride_s + dims[:, None], mask=key_mask[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
-        seen = key_mask[None, :]
+        visible_mask = key_mask[None, :]
         if CAUSAL:
-            seen = seen & (keys[None, :] <= rows[:, None] + S - T)
-        scores = tl.where(seen, scores, float("-inf"))
+            visible_mask = visible_mask & (keys[None, :] <= rows[:, None] + S - T)
+        scores = tl.where(visible_mask, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
@@ -73,7 +74,7 @@ def online_kernel(
 
 @kernel(
     backend="triton",
-    dtypes={"q": (torch.float32, *HALVES)},
+    dtypes={"q": (torch.float32, *HALF_DTYPES)},
     limits={"D": (16, 32, 64, 128, 256)},
     traffic=traffic,
     tuning=TUNING,
@@ -89,7 +90,7 @@ def online_kernel(
 def online(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, causal: bool, softmax_scale: float | None, config: Config
 ) -> None:
-    """Computes attention in one pass over the keys, with a running maximum and sum.  Every tile has a mask."""
+    """Computes attention in one pass over the keys, with a running maximum and sum.  Applies a mask in every tile."""
     B, T, H, D = q.shape
     # One grid axis, because only x may exceed 65,535 programs.
     online_kernel[(cdiv(T, config.block_m) * B * H,)](

@@ -1,11 +1,11 @@
 """Implements the kernel `packed_gqa`, the version after `tma`: query heads with the same key head share a tile's rows.
 
 A tile of `tma` has rows of one query head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most
-rows empty.  Each query head of a group also loads the same keys again.  Here row `r` is position `r // group` of query
-head `r % group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A
-tile also covers fewer positions, so a causal mask cuts fewer key tiles.  Pointers load q and store the result row by
-row, because a tensor map has no box for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer
-SMs may be busy.
+rows empty, and each query head of a group loads the same keys.  Here row `r` is position `r // group` of query head `r
+% group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile also
+covers fewer positions, so a causal mask crosses fewer key tiles.  Pointers load q and store the result row by row,
+because a tensor map has no box for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer SMs
+may be busy.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
-    """Returns the query rows per key head, and the number of key heads.  The default of `H_kv` is `H`."""
+    """Returns the number of query rows per key head, and the number of key heads (`H` if the case has no `H_kv`)."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}
 
 
 def packed_tiles(config: Config, case: Case) -> int:
-    """Returns the number of tiles over all key heads."""
+    """Returns the number of tiles, over all key heads."""
     sizes = grouped_rows(case, BF16)
     return cdiv(sizes["rows"], config.block_m) * sizes["heads"]
 
@@ -66,19 +66,19 @@ def _attention(
     h_kv = tl.program_id(0) // tiles % H_kv
     first_row = tl.program_id(0) % tiles * BLOCK_M
     last_row = tl.minimum(first_row + BLOCK_M, T * group) - 1
-    packed = first_row + tl.arange(0, BLOCK_M)
-    rows = packed // group
+    packed_rows = first_row + tl.arange(0, BLOCK_M)
+    rows = packed_rows // group
     dims = tl.arange(0, BLOCK_D)
-    heads = h_kv * group + packed % group
+    heads = h_kv * group + packed_rows % group
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_rows = row_offsets(b, heads, rows, q_stride_b, q_stride_t, q_stride_h)
     q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
-    first = first_row // group
-    last = last_row // group
+    first_position = first_row // group
+    last_position = last_row // group
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    range_ends = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    range_ends = key_tiles(first_position, last_position, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -97,7 +97,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  The grid has a CTA per tile of a key head."""
+    """Computes launch arguments from shapes, strides and options.  The grid has one CTA per tile."""
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
@@ -109,7 +109,7 @@ def bind(of: Arguments) -> Any:
 @kernel(
     backend="triton",
     min_sm=90,
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(16, 257, 8)},
     mapped={"k": -1, "v": -1},
     traffic=traffic,
@@ -140,6 +140,6 @@ def packed_gqa(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention in tiles.  A tile's rows are the positions of all query heads that share a key head."""
+    """Computes attention in tiles.  The rows of a tile are the queries of all heads that share a key head."""
     grid, (k_map, v_map), scalars, constants = bound
     _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

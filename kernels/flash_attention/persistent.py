@@ -1,13 +1,13 @@
-"""Implements the kernel `persistent`, the version after `tma`: the grid fills the SMs once, and each CTA computes
-several tiles of queries.
+"""Implements the kernel `persistent`, the version after `tma`: launches only CTAs that run at the same time.  Each CTA
+computes several tiles of queries.
 
 In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end.  Then most SMs have
 no work left.  Also, CTAs of many heads run at once, and the keys of all these heads share L2.  Here the longest tiles
-come first (Graham, 1969).  The heads are divided into sections, and L2 holds the keys and values of a whole section.
+come first (Graham, 1969).  The heads are divided into sections.  L2 holds the keys and values of a complete section.
 All tiles of a section come before the next section.
 
-The loads of a tile start after the store of the previous tile.  Triton fuses no loop that contains several loops, so
-loads of different tiles do not overlap as in gemm/persistent.py.
+The loads of a tile start after the store of the previous tile.  Triton does not fuse a loop with several inner loops.
+So loads of different tiles do not overlap as they do in gemm/persistent.py.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rooflab.kernels.flash_attention._by_tma import configs, footprint, query_ti
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
-    """A config of the kernel `tma`, with the number of CTAs per SM."""
+    """A config of the kernel `tma` plus the number of CTAs per SM."""
 
     ctas_per_sm: int
 
     @property
     def launch_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of a launch.  Leaves out the number of CTAs, which the device code does not need."""
+        """Returns the config's arguments of a launch, without the number of CTAs, which only the grid needs."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
@@ -54,12 +54,12 @@ DEFAULTS = Defaults(
 
 
 def persistent_configs(case: Case, scheme: Scheme = BF16) -> tuple[PersistentConfig, ...]:
-    """Returns the configs of the kernel `tma`, with one or two CTAs per SM."""
+    """Returns the configs to try: the configs of the kernel `tma`, each with one and with two CTAs per SM."""
     return tuple(PersistentConfig(**asdict(config), ctas_per_sm=ctas) for config in configs(case) for ctas in (1, 2))
 
 
 def ctas(config: Any, case: Case) -> int:
-    """Returns the number of CTAs: the number of tiles, but at most `ctas_per_sm` for each SM."""
+    """Returns the number of CTAs: one per tile, but at most `ctas_per_sm` per SM."""
     return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
 
 
@@ -82,11 +82,11 @@ def _attention(
             rows = first_row + tl.arange(0, BLOCK_M)
             q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
             h_kv = h // group
-            last = tl.minimum(first_row + BLOCK_M, T) - 1
+            last_row = tl.minimum(first_row + BLOCK_M, T) - 1
             m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
             l_i = tl.zeros((BLOCK_M,), tl.float32)
             acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-            range_ends = key_tiles(first_row, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+            range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
             for span in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
                 for start in range(range_ends[span], range_ends[span + 1], BLOCK_N):
                     k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -118,7 +118,7 @@ def bind(of: Arguments) -> Any:
 @kernel(
     backend="triton",
     min_sm=90,
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(16, 257, 8)},
     mapped={"q": -1, "k": -1, "v": -1},
     traffic=traffic,
@@ -151,6 +151,6 @@ def persistent(
     config: PersistentConfig,
     bound: Any,
 ) -> None:
-    """Computes attention with a grid that fills the SMs once.  Each CTA computes several tiles, the longest first."""
+    """Computes attention with one or two CTAs per SM.  Each CTA computes several tiles, the longest first."""
     grid, (q_map, k_map, v_map), scalars, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

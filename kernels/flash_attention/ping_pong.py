@@ -1,14 +1,14 @@
 """Implements the kernel `ping_pong` in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
 
-One warp, the producer, loads queries, keys and values by TMA.  It loads ahead into ring buffers in shared memory, also
-for the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They
-alternate: one computes exponentials while the tensor cores work for the other.  A consumer starts the scores of a block
-of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this product
-runs, it computes the softmax of the new block.
+One warp, the producer, loads queries, keys and values by TMA into ring buffers in shared memory.  It loads ahead, also
+for the next tile of queries.  Two warpgroups are the consumers.  Each has 64 rows of queries and its own accumulator.
+They alternate: one computes exponentials while the other uses the tensor cores.  A consumer starts the scores of a
+block of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this
+product runs, it computes the softmax of the new block.
 
 Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  A step has five barriers of
-a consumer's 128 threads (read in the PTX).  They are before each of three arrivals, before the wait for keys, and at
-the head of the loop.  For a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
+a consumer's 128 threads (read in the PTX).  There is one before each of three arrivals, one before the wait for keys,
+and one at the head of the loop.  For a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -35,17 +35,17 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as attention
-from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret
-from rooflab.kernels.takes import HALVES, why_not_mapped
+from rooflab.kernels.lib.tma import HEADS_LAYOUT, advance, async_load, async_store, map_maker, new_barriers, reinterpret
+from rooflab.kernels.takes import HALF_DTYPES, why_not_mapped
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-ROWS: gl.constexpr = attention.ROWS
+ROWS: gl.constexpr = attention.WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
 class PingPongConfig(LaunchConfig):
-    """A config: the keys per block, the slots of each ring buffer, and the number of consumer warpgroups."""
+    """A config: the number of keys per block, the slots of each ring buffer, and the number of consumer warpgroups."""
 
     block_n: int
     stages: int
@@ -58,13 +58,13 @@ class PingPongConfig(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Returns the configs to try, with two consumer warpgroups.  For a head_dim up to 64, also with three."""
+    """Returns the configs to try.  They have two consumer warpgroups.  For a head_dim up to 64, some have three."""
     consumers = (2, 3) if attention.tile_columns(int(case["D"])) == 64 else (2,)
     return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers)(case)
 
 
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA.  Shared memory holds the queries, the ring buffers and the staged result.  If
+    """Returns the resources of a CTA.  Shared memory holds the queries and the ring buffers, and then the result.  If
     head_dim is above 128, the result reuses the memory of the queries."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
@@ -97,8 +97,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns the CTA's tile number `nth`: its head, its first row, and the first and the end index of its key blocks.
-    There is at least one block, so a row without visible keys needs no special case."""
+    """Returns a tile's head, its first row, and the first and the end index of its key blocks.  The tile is number
+    `nth` of this CTA.  It has at least one key block, so a row without visible keys needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -115,17 +115,17 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
     """Starts the copy of a box of a head's rows to `ring`.  The barrier `full` completes when the bytes have arrived.
-    Rows past the end of the sequence become zeros.  Their bytes count too."""
+    Rows past the end of the sequence become zeros, and the barrier counts their bytes too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
-    view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
-    async_load(x, [b, h, row, 0], full.index(slot), view)
+    slot_view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
+    async_load(x, [b, h, row, 0], full.index(slot), slot_view)
 
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Runs the producer warp, from the last block of keys to the first for each tile.  Loads the keys of a block, then
-    the values of the block before, in the order of the products.  Loads a tile's queries after its first block of keys,
-    because their memory is used until the last scores of the previous tile."""
+    """Runs the producer warp.  For each tile, goes from the last block of keys to the first.  Loads the keys of a
+    block, then the values of the previous block.  Loads a tile's queries after its first block of keys, because the
+    previous tile may still use the queries' memory until then."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -138,9 +138,9 @@ def _produce(loads, CAUSAL: gl.constexpr):
         b = head // H
         h = head % H
         for step in range(end - range_start):
-            first = (end - 1 - step) * BLOCK_N
+            first_key = (end - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)  # all consumers' products have read the slot
-            _load(k, k_full, keys, slot, b, h // group, first)
+            _load(k, k_full, keys, slot, b, h // group, first_key)
             slot, phase = advance(slot, phase, keys)
             if step == 0:
                 for consumer in gl.static_range(CONSUMERS):
@@ -148,7 +148,7 @@ def _produce(loads, CAUSAL: gl.constexpr):
                     _load(q, q_full, queries, consumer, b, h, row + consumer * ROWS)
             else:
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
-                _load(v, v_full, values, v_slot, b, h // group, first + BLOCK_N)
+                _load(v, v_full, values, v_slot, b, h // group, first_key + BLOCK_N)
                 v_slot, v_phase = advance(v_slot, v_phase, values)
         mbarrier.wait(v_empty.index(v_slot), v_phase)
         _load(v, v_full, values, v_slot, b, h // group, range_start * BLOCK_N)
@@ -160,8 +160,8 @@ def _produce(loads, CAUSAL: gl.constexpr):
 def _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr):
     """Computes the softmax of the key block that starts at `first`, for the queries that start at `row`."""
     T, S, _, _, _, _, window = order
-    last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
-    return attention.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED)
+    last_keys = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
+    return attention.softmax(scores, m_i, l_i, scales, last_keys if CAUSAL else None, S - 1 - first, window, MASKED)
 
 
 @gluon.jit
@@ -171,65 +171,64 @@ def _step(
 ):  # fmt: skip
     """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
 
-    The value product is the softmax weights times the values.  The step also waits for the keys of the next step.
-
     With two consumers, a consumer computes this softmax while its value product runs.  Then it waits for the other
-    consumer's signal.  Three consumers do not alternate: each waits for both products before its softmax.  So it keeps
-    one set of weights and needs 160 registers; the other two use the tensor cores meanwhile.  The value product comes
-    first.  In a model where the tensor cores alternate between warps, this keeps the consumers at different steps: 64
-    columns of values take half the time of another consumer's 128 columns of scores.  No GPU has shown this yet."""
-    weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
-    queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
-    TURNS: gl.constexpr = queries.shape[0] == 2
+    consumer's signal.  Three consumers do not alternate.  Each waits for both products before its softmax, and the
+    other two use the tensor cores meanwhile.  So it keeps one set of weights and needs 160 registers.  It starts the
+    value product before the scores.  In a model of tensor cores that alternate between warps, this order keeps the
+    consumers at different steps: 64 columns of values take half the time of 128 columns of scores.  No GPU has shown
+    this yet.  The step also waits for the keys of the next step."""
+    weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
+    queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
+    ALTERNATES: gl.constexpr = queries.shape[0] == 2
     BLOCK_N: gl.constexpr = keys.shape[1]
     layout: gl.constexpr = attention.product_layout(BLOCK_N)
-    unused = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-    if TURNS:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
+    zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    if ALTERNATES:
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), v_phase)  # the values have arrived
-    if TURNS:
-        accumulator = attention.rescaled(accumulator, shrink)
-    factors = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
-    accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
-    if TURNS:
-        mbarrier.arrive(turn.index(1 - NTH))  # both products are queued, so the other consumer may queue its own
+    if ALTERNATES:
+        accumulator = attention.rescaled(accumulator, rescale)
+    weight_tile = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
+    accumulator = warpgroup_mma(weight_tile, values.index(v_slot), accumulator, is_async=True)
+    if ALTERNATES:
+        mbarrier.arrive(turn_bars.index(1 - NTH))  # both products are queued, so the other consumer may queue its own
         # The scores are done, and with them the reads of their keys; the value product may still run.
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
     else:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         scores, accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(scores, accumulator))
         mbarrier.arrive(k_empty.index(slot))
         mbarrier.arrive(v_empty.index(v_slot))
-    weights, m_i, l_i, shrink = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, MASKED)
-    if TURNS:
+    weights, m_i, l_i, rescale = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, MASKED)
+    if ALTERNATES:
         weights = attention.packed(weights, keys.dtype)
     else:
-        accumulator = attention.rescaled(accumulator, shrink)
+        accumulator = attention.rescaled(accumulator, rescale)
     used_slot = v_slot
     slot, phase = advance(slot, phase, keys)
     v_slot, v_phase = advance(v_slot, v_phase, values)
     # A wait for an mbarrier is a loop, and ptxas moves no wait for products over a loop.  So the wait for the value
     # product, below, stays behind the exponentials.  Without a loop here ptxas moved it before them.
     mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
-    if TURNS:
-        mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
+    if ALTERNATES:
+        mbarrier.wait(turn_bars.index(NTH), turn_phase ^ 1, pred=first > begin)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(used_slot))
-    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
+    return weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
 
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides the accumulator by the softmax sum, which includes the head's sink.  Stores the result and the
-    log-sum-exp.  TMA stores the result, without the rows past the sequence's end."""
+    """Divides the accumulator by the softmax sum (with the sink of the head).  Stores the result and the log-sum-exp.
+    TMA stores the result and skips rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
     if lse is not None:
         offsets = row + gl.arange(0, ROWS, m_i.type.layout)
-        base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
-        gl.store(base + offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=offsets < T)
+        lse_base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
+        gl.store(lse_base + offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=offsets < T)
     staged.store(attention.rescaled(accumulator, inverse_sum).to(out.dtype))
     fence_async_shared()  # TMA reads what these threads stored
     async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, out.block_type.shape, out.layout))
@@ -240,7 +239,7 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     """Runs a consumer warpgroup: computes 64 rows of each tile, from the last block of keys to the first."""
     results, order, scales, memory, staged = args
     T, S, H, heads, tiles_m, _, window = order
-    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
+    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars = memory
     CONSUMERS: gl.constexpr = queries.shape[0]
     D: gl.constexpr = queries.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -254,42 +253,42 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
         head, row, range_start, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
         row += NTH * ROWS
         last_key = row + S - T if CAUSAL else S - 1
-        kinds = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, end, window, BLOCK_N)
+        block_counts = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, end, window, BLOCK_N)
         range_start *= BLOCK_N
         first = (end - 1) * BLOCK_N
         # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
-        unused = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+        zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
         mbarrier.wait(q_full.index(NTH), q_phase)
         mbarrier.wait(k_full.index(slot), phase)
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows)
         l_i = gl.zeros((ROWS,), gl.float32, rows)
-        weights, m_i, l_i, shrink = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, True)
+        weights, m_i, l_i, rescale = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, True)
         if CONSUMERS == 2:
             weights = attention.packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         slot, phase = advance(slot, phase, keys)
         mbarrier.wait(k_full.index(slot), phase, pred=first > range_start)
         if CONSUMERS == 2:
-            mbarrier.wait(turn.index(NTH), turn_phase, pred=first > range_start)
+            mbarrier.wait(turn_bars.index(NTH), turn_phase, pred=first > range_start)
         # One loop for each kind of block (cut by the diagonal, without a mask, cut by the window), so that the masks'
         # instructions are only where a mask is.
-        state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
+        state = (weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
         for kind in gl.static_range(3):
             if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
-                for _ in range(kinds[kind]):
+                for _ in range(block_counts[kind]):
                     first -= BLOCK_N
                     state = _step(q_tile, memory, state, first, range_start, row, order, scales, CAUSAL, kind != 1, NTH)
-        weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
+        weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
         if D <= 128:
             mbarrier.arrive(q_empty.index(NTH))  # the last scores are done, so the next tile's queries may come
         mbarrier.wait(v_full.index(v_slot), v_phase)
         if CONSUMERS == 2:
-            accumulator = attention.rescaled(accumulator, shrink)
-        factors = attention.as_factor(weights, keys.dtype, layout)
-        accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+            accumulator = attention.rescaled(accumulator, rescale)
+        weight_tile = attention.as_factor(weights, keys.dtype, layout)
+        accumulator = warpgroup_mma(weight_tile, values.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
         v_slot, v_phase = advance(v_slot, v_phase, values)
@@ -311,30 +310,30 @@ def _attention(
     window, scale, stretch, cap,
     CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
-    keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
-    values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
+    swizzled_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
+    keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
+    values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
     staged = queries
     if D <= 128:
-        staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
+        staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
     q_full = new_barriers(CONSUMERS, 1)  # the queries' bytes have arrived
     q_empty = new_barriers(CONSUMERS, 1)  # the queries' consumer has read them for the last time
     k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
     k_empty = new_barriers(STAGES, CONSUMERS)  # every consumer's products of the block are done
     v_full = new_barriers(STAGES, 1)
     v_empty = new_barriers(STAGES, CONSUMERS)
-    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; three consumers do not use it
+    turn_bars = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; three consumers do not use it
     fence_async_shared()  # the barriers exist before TMA completes one
     results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
     order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
-    memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
+    memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars)
     args = (results, order, (scale, stretch, cap), memory, staged)
-    loads = (q, k, v, group, order, memory)
+    load_args = (q, k, v, group, order, memory)
     # The first function runs on the kernel's own four warps; the lists give warps and registers to the others.
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consume, (args, CAUSAL, 0)), (_consume, (args, CAUSAL, 1)), (_produce, (loads, CAUSAL))],
+            [(_consume, (args, CAUSAL, 0)), (_consume, (args, CAUSAL, 1)), (_produce, (load_args, CAUSAL))],
             [4, 1],
             [240, 24],
         )
@@ -344,7 +343,7 @@ def _attention(
                 (_consume, (args, CAUSAL, 0)),
                 (_consume, (args, CAUSAL, 1)),
                 (_consume, (args, CAUSAL, 2)),
-                (_produce, (loads, CAUSAL)),
+                (_produce, (load_args, CAUSAL)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -352,16 +351,17 @@ def _attention(
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """Returns a function that makes the map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of a head.
-    No box crosses the end of its sequence.  TMA needs strides of whole 16 bytes.  A dimension of size 1 has no
-    meaningful stride, so its stride becomes 16."""
+    """Returns a function that makes a tensor map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of a
+    head. No box crosses the end of its sequence.  TMA needs strides that are multiples of 16 bytes.  The stride of a
+    dimension of size 1 has no meaning, so it becomes 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
-    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, attention.tile_columns(D)], HEADS)
+    box = [1, 1, rows, attention.tile_columns(D)]
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], box, HEADS_LAYOUT)
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """Computes the launch arguments other than the tensors.  Raises `ValueError` on an output that TMA cannot store."""
+    """Computes all launch arguments that are not tensors.  Raises `ValueError` if TMA cannot store the output."""
     if reason := why_not_mapped(of.out):
         raise ValueError(f"out: {reason}")
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
@@ -380,7 +380,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
+    backend="gluon", min_sm=90, dtypes={"q": HALF_DTYPES}, limits={"D": range(8, 257, 8)},
     mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
     holds={"softmax_scale is None or softmax_scale >= 0": "0 or more, as a masked score of -inf must stay the lowest"},
     tuning=Tuning(PingPongConfig, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
@@ -395,6 +395,6 @@ def ping_pong(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention with a producer warp that loads, and consumer warpgroups of 64 rows that alternate."""
-    ctas, (q_map, k_map, v_map, out_map), scalars, flags = bound
-    _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *scalars[:3], sinks, *scalars[3:], **flags)
+    """Computes attention: a producer warp loads, and two or three consumer warpgroups compute 64 rows each."""
+    grid, (q_map, k_map, v_map, out_map), scalars, constants = bound
+    _attention[(grid,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *scalars[:3], sinks, *scalars[3:], **constants)

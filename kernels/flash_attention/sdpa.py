@@ -1,5 +1,5 @@
-"""Wraps torch's scaled_dot_product_attention with a fixed CUDA backend, for comparison: cuDNN's fused attention, the
-memory-efficient backend (xFormers), or torch's build of FlashAttention-2.
+"""Wraps torch's scaled_dot_product_attention as comparison kernels, each with a fixed CUDA backend: cuDNN's fused
+attention, the memory-efficient backend (xFormers), or torch's build of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from rooflab.kernels._attention import never_zero, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 
 EQUAL_LENGTHS = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
 peer = partial(
-    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic
+    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALF_DTYPES}, traffic=traffic
 )
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Computes attention by the backend of this name in torch's `SDPBackend`.  The backend may raise `RuntimeError`."""
+    """Computes attention by the backend `backend` of torch's enum `SDPBackend`.  torch may raise `RuntimeError`."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -47,7 +47,7 @@ def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: 
 
 @peer(holds={**EQUAL_LENGTHS, "H_kv == H": "q's heads, as this backend takes no groups"})
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Computes attention by torch's memory-efficient backend, which does not group heads."""
+    """Computes attention by torch's memory-efficient backend.  This backend does not support grouped heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 

@@ -2,9 +2,9 @@
 q, k and v.
 
 One thread issues the load of a tile.  With cp.async every thread needs an address, a mask and an instruction for each
-16 bytes; these cost registers and issue slots that the exponentials need.  A tensor map ends at the end of its sequence
-and head, and TMA gives zeros beyond.  So a short last tile and a padded head need no mask.  A map costs the host a
-driver call per launch, and needs addresses and strides that are multiples of 16 bytes.
+16 bytes.  These cost registers and issue slots that the exponentials need.  A tensor map ends at the end of its
+sequence and head, and TMA gives zeros beyond.  So a short last tile and a padded head need no mask.  A map costs the
+host a driver call per launch.  It needs addresses and strides that are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
 
@@ -69,7 +69,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  The grid has one axis: only x may exceed 65,535."""
+    """Computes launch arguments from shapes, strides and options.  The grid is 1D, because only x may exceed 65,535."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     scalars, strides, constants = options(of, S)
@@ -79,7 +79,7 @@ def bind(of: Arguments) -> Any:
 @kernel(
     backend="triton",
     min_sm=90,
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(16, 257, 8)},
     mapped={"q": -1, "k": -1, "v": -1},
     traffic=traffic,
@@ -111,6 +111,6 @@ def tma(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention, with one thread that loads the tiles of q, k and v by TMA, and zeros past the ends."""
+    """Computes attention; one thread of a CTA loads the tiles of q, k and v by TMA.  TMA gives zeros past the ends."""
     grid, (q_map, k_map, v_map), scalars, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)

@@ -5,12 +5,12 @@ naive              torch steps, a Python loop over sequences: heads expanded, sc
                    product of the softmax and v
 library            torch's FlashAttention-2 with offsets on CUDA in 16 bits; elsewhere scaled_dot_product_attention, one
                    sequence at a time
-online             over naive: Triton, one launch for all; a program finds its sequence by its tile, the longest causal
-                   rows come first, and a tile has a mask only if a diagonal, a window or an end crosses it
-native             over library, on a CPU, in C++: tiles in cache and registers, one call for all; a tile that the mask
-                   hides is not computed
+online             over naive: Triton, one launch for all sequences; the tiles with the most causal keys come first; a
+                   tile has a mask only if a diagonal, a window or an end crosses it
+native             over library, on a CPU, in C++: tiles in cache and registers, one call for all sequences; a tile that
+                   the mask hides is not computed
 flash_attention_3  peer: FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), if installed
-flashinfer         peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), if installed; the bench
-                   does not time its plan
-torch_varlen       peer: torch's varlen_attn, which is the library's kernel or another one that the caller activated
+flashinfer         peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), if installed; the
+                   benchmark does not measure its plan
+torch_varlen       peer: torch's varlen_attn, which runs FlashAttention-2 or another kernel that the caller activated
 """

@@ -1,4 +1,4 @@
-"""Wraps FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), its authors' package, for comparison."""
+"""Wraps the authors' package of FlashAttention-3 (Shah et al., arXiv 2407.08608) as a comparison kernel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, traffic
+from rooflab.kernels._attention import AttentionResult, traffic
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 
 
 @kernel(
@@ -19,7 +19,7 @@ from rooflab.kernels.takes import HALVES
     min_sm=90,
     devices=("cuda",),
     requires=(PACKAGE,),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(0, 257, 8)},
     traffic=traffic,
 )
@@ -37,10 +37,10 @@ def flash_attention_3(
     window: int | None,
     softcap: float | None,
     return_lse: bool,
-) -> Returned:
+) -> AttentionResult:
     """Calls `flash_attn_varlen_func`, which allocates the result.  Returns its log-sum-exp `[H, T]` as `[T, H]`."""
-    library: Any = import_module(PACKAGE)
-    result = library.flash_attn_varlen_func(
+    package: Any = import_module(PACKAGE)
+    result = package.flash_attn_varlen_func(
         q,
         k,
         v,

@@ -1,7 +1,7 @@
 """Wraps FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005) as a comparison kernel.
 
 Needs the package `flashinfer-python`.  `plan` reads the offsets once per step for all layers.  The benchmark does not
-measure the plan (see `kernels/_flashinfer.py`).  A log-sum-exp needs another launch.
+measure the plan (see `kernels/_flashinfer.py`).  Another launch changes the log-sum-exp from base 2 to base e.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, traffic, unseen
+from rooflab.kernels._attention import AttentionResult, traffic, unseen
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes FlashInfer's plan of a step, which all layers share.  Waits for the device.  q and k may be on `meta`."""
+    """Makes FlashInfer's plan for all layers of a step, and waits for the device.  Needs only the shapes of q and k."""
     (T, H, D), k, device = inputs.q.shape, inputs.k, inputs.cu_seqlens_q.device
     if not T * len(k):
         return adapter.FlashInferPlan()
@@ -34,7 +34,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     min_sm=80,
     devices=("cuda",),
     requires=(adapter.PACKAGE,),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": adapter.HEAD_DIMS},
     whole={"q": -1, "k": -1, "v": -1},
     holds={"v == k or S == 0": "the strides of k"},
@@ -56,9 +56,9 @@ def flashinfer(
     softcap: float | None,
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
-) -> Returned:
-    """Calls `BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  If `plan` is None, makes a plan,
-    which waits for the device to read the offsets."""
+) -> AttentionResult:
+    """Calls `BatchPrefillWithRaggedKVCacheWrapper`.  If `plan` is None, makes a plan, which waits for the device to
+    read the offsets."""
     if plan is None:
         arguments = Arguments(
             q=q,

@@ -1,7 +1,7 @@
 """Implements `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
 
-scaled_dot_product_attention takes the inputs that FlashAttention-2 refuses.  The kernel calls torch's operator.  The
-signature of `torch.nn.attention.varlen` changed in each release from 2.10 to 2.12, so the kernel does not call it.
+scaled_dot_product_attention computes what FlashAttention-2 does not support.  The kernel calls torch's internal
+operator, because the signature of `torch.nn.attention.varlen` changed in each release from 2.10 to 2.12.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rooflab.kernels.launcher import kernel
 
 
 def has_flash(q: Tensor) -> bool:
-    """Returns whether FlashAttention-2 takes `q`: 16 bits, on CUDA, head_dim a multiple of 8 and at most 256."""
+    """Returns whether FlashAttention-2 supports `q`: 16 bits, on CUDA, head_dim a multiple of 8 and at most 256."""
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 def longest_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
-    """Returns the maximum number of queries per sequence for torch's FlashAttention-2, but at least 2 if a sequence may
-    be empty.  With 1, torch would assume that no sequence is empty, and view q by the number of sequences."""
+    """Returns the maximum number of queries per sequence for torch's FlashAttention-2.  It is at least 2 if a sequence
+    may be empty, because with a maximum of 1 torch assumes that every sequence has one query."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
 
 
@@ -48,18 +48,18 @@ def library(
     softmax_scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Computes attention by torch, which allocates the result.  On the CPU and in fp32 the host reads the offsets."""
+    """Computes attention by torch, which allocates the result.  On the CPU or in fp32 the host reads the offsets."""
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if has_flash(q):
-        longest = longest_queries(q, cu_seqlens_q, max_seqlen_q)
-        answer = torch.ops.aten._flash_attention_forward(
+        max_queries = longest_queries(q, cu_seqlens_q, max_seqlen_q)
+        flash_outputs = torch.ops.aten._flash_attention_forward(
             q,
             k,
             v,
             cu_seqlens_q,
             cu_seqlens_k,
-            longest,
+            max_queries,
             max_seqlen_k,
             0.0,
             causal,
@@ -68,10 +68,10 @@ def library(
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
         )
-        result: Tensor = answer[0]
+        result: Tensor = flash_outputs[0]
         return result
-    parts = [
+    sequence_outputs = [
         call(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]
         for rows, keys in spans(cu_seqlens_q, cu_seqlens_k)
     ]
-    return torch.cat(parts)
+    return torch.cat(sequence_outputs)

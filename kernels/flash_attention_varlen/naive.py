@@ -1,4 +1,4 @@
-"""Implements the kernel `naive`: calls the naive kernel of flash_attention for each sequence."""
+"""Implements the kernel `naive`: calls the naive kernel of the op flash_attention for each sequence."""
 
 from __future__ import annotations
 

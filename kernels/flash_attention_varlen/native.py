@@ -1,4 +1,4 @@
-"""Implements `native`, for the CPU, in C++: FlashAttention with tiles in registers and cache, without masked tiles."""
+"""Implements `native`, for the CPU, in C++: FlashAttention with tiles in registers and cache.  Skips masked tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import get_scale, traffic
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.flash_attention_varlen import check_lengths
 from rooflab.reference.spec import Arguments
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the numbers that the C++ function takes: sizes, strides, options and the number of threads."""
+    """Returns the sizes, strides, options and number of threads, as the array that the C++ function takes."""
     _, H, D = of.q.shape
     return sizes(
         len(of.cu_seqlens_q) - 1, H, of.k.shape[1], D, torch.get_num_threads(), *of.q.stride()[:2],
@@ -53,4 +53,4 @@ def native(
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})
     pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))
-    built(SOURCE, "ipppppppf")(DTYPES[q.dtype], *pointers, bound, get_scale(q, softmax_scale))
+    built(SOURCE, "ipppppppf")(DTYPE_CODES[q.dtype], *pointers, bound, get_scale(q, softmax_scale))

@@ -1,8 +1,8 @@
 """Implements the kernel `online`, the version after `naive`: one launch for all sequences, with an online softmax.
 
 A program computes a tile of queries of one sequence and head.  It exits at once if its tile is past the sequence's end.
-The tiles with the most keys come first (longest processing time first, Graham, 1969), because a long tile at the end
-would delay the kernel.  In a causal sequence the last rows see all keys.  Softmax: Dao, "FlashAttention-2", 2023.
+The tiles with the most keys come first, because a long tile at the end would delay the kernel (longest processing time
+first, Graham, 1969).  In a causal sequence the last rows see all keys.  Softmax: Dao, "FlashAttention-2", 2023.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def online_varlen_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
+    program_id = tl.program_id(0)
     # Tiles of the same number of all sequences and heads are neighbours; the last rows come first.
-    tile = tiles - 1 - program // (sequences * H)
-    b = program // H % sequences
-    h = (program % H).to(tl.int64)
+    tile = tiles - 1 - program_id // (sequences * H)
+    b = program_id // H % sequences
+    h = (program_id % H).to(tl.int64)
     first_q = tl.load(cu_q_ptr + b)
     T = tl.load(cu_q_ptr + b + 1) - first_q
     first_row = tile * BLOCK_M
@@ -61,16 +61,16 @@ def online_varlen_kernel(
         for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
-            real = dims < HEAD_DIM
+            dim_mask = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
+            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N,
             )  # fmt: skip
-            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
+            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     out_rows = tokens * out_stride_t + h * out_stride_h
     lse_rows = tokens * lse_stride_t + h * lse_stride_h
@@ -78,7 +78,7 @@ def online_varlen_kernel(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  A sequence gets CTAs for `max_seqlen_q` rows."""
+    """Computes launch arguments from shapes, strides and options.  A sequence gets CTAs for `max_seqlen_q` queries."""
     H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
     tiles = cdiv(of.max_seqlen_q, of.config.block_m)
     scalars, strides, constants = options(of, of.max_seqlen_k)
@@ -108,7 +108,7 @@ def online(
     softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """Computes attention of all sequences in a single launch.  Does not write rows past the last offset.  On a GPU,
-    only `ROOFLAB_CHECK_VALUES` reports such rows."""
+    such rows are an error only if the environment variable `ROOFLAB_CHECK_VALUES` is set."""
     grid, scalars, constants = bound
     if grid[0]:
         online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *scalars, **constants)

@@ -1,6 +1,6 @@
 """Wraps `torch.nn.attention.varlen.varlen_attn` as a comparison kernel.
 
-It is torch's FlashAttention-2, or another kernel that the caller activated by `activate_flash_attention_impl`.  The
+torch runs its FlashAttention-2, or another kernel that the caller activated by `activate_flash_attention_impl`.  The
 function's arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
 """
 
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels._attention import AttentionResult, get_scale, unseen
 from rooflab.kernels._attention import traffic as moved_once
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen.library import longest_queries
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 MODULE = "torch.nn.attention.varlen"
-CAUSAL = (-1, 0)
+CAUSAL_WINDOW = (-1, 0)
 """The window that stands for a causal mask aligned at the bottom right, in torch."""
 
 
@@ -40,12 +40,12 @@ def parameters() -> frozenset[str]:
 
 
 def why_lacking(*needed: str) -> str | None:
-    """Returns a sentence that names a `needed` argument that this torch's `varlen_attn` lacks, or None."""
-    missing = [name for name in needed if name not in parameters()]
-    return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
+    """Returns an error message if this torch's `varlen_attn` lacks one of the arguments `needed`, else None."""
+    missing_names = [name for name in needed if name not in parameters()]
+    return f"torch {torch.__version__} has no varlen_attn with {missing_names[0]}" if missing_names else None
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
+def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> AttentionResult:
     """Calls `varlen_attn`.  Returns its log-sum-exp as `[T, H]`, with -inf instead of inf for queries without keys."""
     module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
@@ -62,7 +62,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 
 def traffic(inputs: Arguments) -> Traffic:
     """Returns the bytes that a call moves.  Counts each operand once, because L2 keeps a sequence's keys for its
-    queries.  torch always writes a log-sum-exp.  With `return_lse`, two more launches correct it."""
+    queries.  torch always writes a log-sum-exp.  With `return_lse`, two more launches correct the log-sum-exp."""
     base_traffic = moved_once(inputs.but(return_lse=True))
     if not inputs.return_lse:
         return base_traffic
@@ -76,7 +76,7 @@ def traffic(inputs: Arguments) -> Traffic:
     backend="torch",
     min_sm=80,
     devices=("cuda",),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(0, 257, 8)},
     traffic=traffic,
 )
@@ -93,11 +93,11 @@ def torch_varlen(
     softmax_scale: float | None,
     window: int | None,
     return_lse: bool,
-) -> Returned:
+) -> AttentionResult:
     """Calls `varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
         return unseen(q, return_lse)
     sequence_args = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
-    window_size = CAUSAL if causal and window is None else window_sizes(window)
+    window_size = CAUSAL_WINDOW if causal and window is None else window_sizes(window)
     scale = get_scale(q, softmax_scale)
     return call(q, k, v, *sequence_args, return_lse=return_lse, scale=scale, window_size=window_size)

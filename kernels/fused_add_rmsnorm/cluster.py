@@ -22,7 +22,7 @@ def cluster(
     quantize: str | None,
     config: Config,
 ) -> None:
-    """Computes `(rmsnorm(x + residual), x + residual)` in fp32.  Rounds the sum before the norm."""
+    """Computes `s = x + residual` and `rmsnorm(s)` in fp32.  Rounds `s` before the norm."""
     launch(
         "fused_add_rmsnorm",
         x,

@@ -1,4 +1,4 @@
-"""Implements `fused`, the version after `naive`: one pass rounds and writes the sum, and norms it in registers."""
+"""Implements `fused`, the version after `naive`: one pass adds, rounds and writes the sum, and computes the norm."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _fused_add_rmsnorm(
     x = tl.load(x_ptr + rows * stride_x + columns, mask=tile_mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=tile_mask, other=0.0).to(tl.float32)
     # The sum is rounded before the norm, so the norm and the next layer see the same numbers.
-    rounded = (x + residual).to(new_residual_ptr.dtype.element_ty)
-    tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded, mask=tile_mask)
-    total = rounded.to(tl.float32)
+    rounded_sum = (x + residual).to(new_residual_ptr.dtype.element_ty)
+    tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded_sum, mask=tile_mask)
+    total = rounded_sum.to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     scale = tl.rsqrt(tl.sum(total * total, axis=1) / H + eps)
     normed = total * scale[:, None]
@@ -70,7 +70,7 @@ def fused(
     round_first: bool,
     config: Config,
 ) -> None:
-    """Computes `(rmsnorm(x + residual), x + residual)`.  A program has whole rows; the fp32 norm is rounded once."""
+    """Computes `s = x + residual` and `rmsnorm(s)`.  A program has complete rows.  The fp32 norm is rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
         x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),

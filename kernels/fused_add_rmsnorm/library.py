@@ -1,4 +1,4 @@
-"""Implements the kernel `library`: the torch calls `add` and `rms_norm`, which a user without this op would write."""
+"""Implements the kernel `library` with torch's `add` and `rms_norm`, as a user without this project writes the op."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from rooflab.kernels.rmsnorm import library as rmsnorm
 def library(
     x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Computes `(rmsnorm(x + residual), x + residual)` by `torch.add` and `rms_norm`.  `rms_norm` takes no `out`."""
+    """Computes `s = x + residual` by `torch.add`, and `rms_norm(s)`, which has no argument `out`."""
     new_residual = torch.add(x, residual)
     return rmsnorm.call(new_residual, weight, eps, weight_offset, round_first), new_residual

@@ -24,6 +24,6 @@ def naive(
     round_first: bool,
     quantize: str | None,
 ) -> None:
-    """Computes `(rmsnorm(x + residual), x + residual)`, step by step."""
+    """Computes `s = x + residual` and `rmsnorm(s)`, step by step."""
     torch.add(x, residual, out=new_residual)
     write_rows(norm(new_residual, weight, eps, weight_offset, round_first), out, scale)

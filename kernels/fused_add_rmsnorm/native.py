@@ -1,4 +1,4 @@
-"""Implements `native`, for the CPU, in C++: one call for sum and norm.  Several torch calls cost more than the work."""
+"""Implements `native`, for the CPU, in C++: one call for sum and norm.  Several torch calls would take more time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.fused_add_rmsnorm import SPEC
 from rooflab.reference.spec import Arguments
@@ -18,7 +18,7 @@ TYPES = "ippppppffi"
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the numbers that the C++ function takes: sizes, strides and the number of threads."""
+    """Returns the sizes, strides and number of threads, as the array that the C++ function takes."""
     strides = (tensor.stride(0) for tensor in (of.x, of.residual, of.out, of.new_residual))
     return sizes(*of.x.shape, *strides, torch.get_num_threads())
 
@@ -43,6 +43,6 @@ def native(
     round_first: bool,
     bound: Any,
 ) -> None:
-    """Computes `(rmsnorm(x + residual), x + residual)`.  The norm is computed in fp32 and rounded once."""
+    """Computes `s = x + residual` and `rmsnorm(s)`.  The norm is in fp32, rounded once."""
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
-    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)
+    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._peers import LIGER, peer, theirs
+from rooflab.kernels._peers import LIGER_LIMITS, peer, theirs
 from rooflab.kernels.rmsnorm.naive import norm
 
 _liger = theirs("liger_kernel.ops.fused_add_rms_norm", "fused_add_rms_norm_forward")
@@ -17,12 +17,12 @@ _quack = theirs("quack.rmsnorm", "rmsnorm_fwd")
 def compiled(
     x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Computes the op's formula.  torch.compile compiles this function."""
+    """Computes the op's formula step by step.  torch.compile fuses the steps."""
     new_residual = x + residual
     return norm(new_residual, weight, eps, weight_offset, round_first).to(x.dtype), new_residual
 
 
-@peer(limits=LIGER, contiguous=("x", "residual"))
+@peer(limits=LIGER_LIMITS, contiguous=("x", "residual"))
 def liger(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
     """Calls Liger's RMSNorm.  Its mode `llama` rounds before it multiplies by the weight; the mode `gemma` does not."""
     return _liger(x, residual, weight, eps, weight_offset, "llama" if round_first else "gemma")[:2]
@@ -30,5 +30,5 @@ def liger(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_off
 
 @peer(contiguous=("x", "residual"))
 def quack(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Any:
-    """Calls QuACK's RMSNorm, which norms the fp32 sum.  Only afterwards QuACK rounds the sum for the next layer."""
+    """Calls QuACK's RMSNorm.  QuACK norms the fp32 sum before it rounds the sum for the next layer."""
     return _quack(x, weight, None, residual, None, None, eps, False, weight_offset)[:2]

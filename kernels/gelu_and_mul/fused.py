@@ -21,5 +21,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     },
 )
 def fused(x: Tensor, out: Tensor) -> None:
-    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once."""
+    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once.  `x` is `[gate | up]`."""
     launch(x, out, gelu=True)

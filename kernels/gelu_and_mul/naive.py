@@ -1,4 +1,4 @@
-"""Implements the kernel `naive`: the activation of GeGLU as its formula, with one torch call per step, in fp32."""
+"""Implements the kernel `naive`: the formula of GeGLU's activation, with one torch call per step, in fp32."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ from rooflab.kernels.launcher import kernel
 def naive(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None) -> None:
     """Computes `gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate**3))) * up`, step by step."""
     gate, up = x.float().chunk(2, dim=1)
-    inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
-    write_rows(0.5 * gate * (1.0 + torch.tanh(inner)) * up, out, scale)
+    tanh_argument = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
+    write_rows(0.5 * gate * (1.0 + torch.tanh(tanh_argument)) * up, out, scale)

@@ -20,5 +20,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
-    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once."""
+    """Computes `gelu(gate) * up`, with the tanh form of gelu, in fp32, rounded once.  `x` is `[gate | up]`."""
     run(x, out, bound, gelu=True)

@@ -1,4 +1,4 @@
-"""Implements torch.compile's kernel for comparison.  Liger needs `gate` and `up` as two tensors without row gaps."""
+"""Implements torch.compile's kernel for comparison.  Liger is left out: it needs `gate` and `up` without row gaps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(x: Tensor) -> Tensor:
-    """Computes the op's formula.  torch.compile compiles this function."""
+    """Computes the op's formula step by step.  torch.compile fuses the steps."""
     gate, up = x.float().chunk(2, dim=-1)
     return (gelu(gate, approximate="tanh") * up).to(x.dtype)

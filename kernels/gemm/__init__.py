@@ -3,9 +3,9 @@
 
 naive             one Triton program per 16 x 64 tile; one k at a time, an outer product in fp32 FMAs; no tensor cores
 library           torch.mm and torch.addmm: cuBLAS on CUDA, oneDNN or MKL on the CPU
-one_thread        next to naive, in CUDA C++: one output per thread and two loads per FMA
+one_thread        as simple as naive, in CUDA C++: one output per thread and two loads per FMA
 shared_tiles      over one_thread: tiles in shared memory without bank conflicts, 8 x 8 outputs per thread; exact fp32
-tensor_core       over naive: tl.dot on tiles of K; groups of row panels share B in L2
+tensor_core       over naive: tl.dot on tiles of K; consecutive CTAs share rows and columns in L2
 pipelined         over tensor_core: the next tiles of K are loaded (cp.async) while the current tiles are multiplied
 tma               over pipelined: the tensor memory accelerator loads tiles, and threads compute no addresses
 persistent        over tma: one CTA per SM computes several tiles, and the next tile's loads overlap the epilogue
@@ -14,13 +14,13 @@ cooperative       over warp_specialized, in Gluon: a product is always in flight
 multicast         over cooperative, in CUDA C++: two CTAs of a cluster need the same columns of B, and load them once
 split_k           over pipelined, for few rows of A: K is split over CTAs; a second launch adds the partial sums in
                   order
-stream_k          over split_k: the steps of all tiles in one sequence, cut into one equal part per SM
+stream_k          over split_k: every SM gets the same number of steps along K, even if it ends inside a tile
 gemv              over naive, for one to four rows of A: a stream of 16-byte loads, FMAs, sums in warp, CTA and cluster
-swap_ab           over split_k: C^T = W A^T, so the batch is the N of wgmma, 8 to 64
-cublas_reduced    peer: library in torch's own math mode, which may add the partial sums of a split K in 16 bits
+swap_ab           over split_k: computes C^T = W A^T, so the batch is the N of wgmma, 8 to 64
+cublas_reduced    peer: cuBLAS in torch's default mode, which may add the partial sums of a split K in 16 bits
 quack             peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed
 packed            over library, on the CPU: the weight is reordered once at load into oneDNN's blocks
-native            over packed, on a CPU, in C++: panels of 32 columns; a single row reads them at the rate of memory
+native            over packed, on a CPU, in C++: panels of 32 columns; a single row reads them at the memory bandwidth
 
 No kernel here was measured on a GPU.  docs/notes/gemm.md says when each kernel is predicted to win, and what it needs.
 gemm and gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.

@@ -18,7 +18,7 @@ from rooflab.roofline.model import Traffic
 
 VECTOR_BYTES = 16
 """The bytes of a thread's widest load.  This is also the least that cp.async (cg) and TMA copy."""
-KINDS = {
+GLUON_DTYPES = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float16: gl.float16,
     torch.bfloat16: gl.bfloat16,
@@ -27,38 +27,38 @@ KINDS = {
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts each operand's bytes once.  This is exact for a GEMV, and nearly exact for the best tile order."""
+    """Counts the bytes of each operand once.  This is exact for a GEMV, and nearly exact for a good order of tiles."""
     return panels_traffic(inputs, 0)
 
 
 def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
-    """Counts the bytes of `a` once, and of `b` once for each `rows` rows of `a`.  With 0 rows, counts `b` once."""
+    """Counts the bytes of `a` once, and of `b` once for each `rows` rows of `a`.  If `rows` is 0, counts `b` once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
-    times = -(-M // rows) if rows else 1
-    read_bytes = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + times * b.nbytes
+    b_reads = -(-M // rows) if rows else 1
+    read_bytes = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + b_reads * b.nbytes
     return Traffic(read_bytes, M * N * a.element_size())
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes that a call moves if L2 keeps a tile group's rows of `a`.  Each group reads `b` again."""
+    """Counts the bytes of `a` once, and of `b` once for each group of tile rows.  L2 keeps the group's part of `a`."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
-    """Returns the constants of a tiled Triton kernel.  With tensor maps, adds the storage order of `a` and `b`."""
-    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    order = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
-    return {**order, **has, "PRECISION": of.precision, **of.config.launch_arguments}
+    """Returns the constants of a tiled Triton kernel.  With tensor maps, adds the memory order of `a` and `b`."""
+    addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    order_flags = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
+    return {**order_flags, **addend_flags, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
-    """Returns the number of elements between the starts of two rows of a residual, or 0 if it is None."""
+    """Returns the row stride of a residual, in elements, or 0 if `addend` is None."""
     return 0 if addend is None else addend.stride(0)
 
 
 def epilogue_alone(of: Arguments) -> None:
-    """Writes `bias + residual` to `c`.  Kernels that cannot run with K = 0 call this function instead."""
+    """Writes `bias + residual` to `c`.  A kernel calls this function if K is 0 and the kernel cannot run with K = 0."""
     total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
     for addend in (of.bias, getattr(of, "residual", None)):
         if addend is not None:
@@ -77,42 +77,42 @@ class Stored(NamedTuple):
     """Whether the rows in memory are the columns of the operand."""
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
-        """Returns a function that makes a tensor map with boxes of `rows` by `columns`, Gluon's if `gluon` is set."""
+        """Returns a function that makes a tensor map with boxes of `rows` by `columns`, for Triton or for Gluon."""
         box = [columns, rows] if self.transposed else [rows, columns]
         shape, strides = [self.rows, self.columns], [self.stride, 1]
         if gluon is None:
             return map_maker(TensorDescriptor, shape, strides, box)
-        return map_maker(GluonDescriptor, shape, strides, box, layout_of(tuple(box), KINDS[gluon]))
+        return map_maker(GluonDescriptor, shape, strides, box, layout_of(tuple(box), GLUON_DTYPES[gluon]))
 
 
 def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
-    """Returns `matrix`, or its transpose if `transposed`, as rows for a tensor map.  Returns None if no map fits."""
+    """Describes `matrix`, or its transpose, as contiguous rows for TMA.  Returns None if TMA cannot load it."""
     size, row_dim = matrix.element_size(), 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
     if rows == 1:  # the stride of a single row has no meaning
         stride = cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
-    neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
-    aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
-    if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
+    is_contiguous = columns == 1 or matrix.stride(1 - row_dim) == 1
+    is_aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
+    if is_contiguous and is_aligned and stride >= columns and stride * size < STRIDE_LIMIT:
         return Stored(rows, columns, stride, transposed)
     return None
 
 
 def stored(operand: Tensor, k_dim: int) -> Stored | None:
-    """Returns `operand` as rows for a tensor map, or None.  If both orders are possible, the rows run along K."""
+    """Describes `operand` as contiguous rows for TMA, along K if possible.  Returns None if TMA cannot load it."""
     return stored_as(operand, k_dim == 0) or stored_as(operand, k_dim != 0)
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """Returns `a`, and `b` or its first expert's matrix, as rows for TMA.  `why_not_by_tma` must have accepted both."""
+    """Describes `a`, and `b` or its first expert's matrix, as contiguous rows for TMA.  TMA must support both."""
     stored_a, stored_b = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
     assert stored_a is not None and stored_b is not None, "refused before"
     return stored_a, stored_b
 
 
 def stored_output(out: Tensor) -> Stored:
-    """Returns the `Stored` description of the tensor `out`.  Raises `ValueError` if TMA cannot store it."""
+    """Describes the output `out` as contiguous rows for TMA.  Raises `ValueError` if TMA cannot store it."""
     if (matrix := stored_as(out, False)) is None:
         raise ValueError(_refusal("out", out))
     return matrix
@@ -132,22 +132,22 @@ def why_not_by_tma(
 ) -> str | None:
     """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel's registration uses it as `unsupported`.
 
-    Only the op gemm has calls with a `precision`.  In 16 bits it also takes operands that are not contiguous along K.
-    wgmma reads wider dtypes only in the order along K (PTX ISA, wgmma.mma_async).  With `stores`, TMA also stores the
-    result, and the matrices of all experts are rows of one map.  With `gated`, the result has half of b's columns.
-    With `residual`, TMA loads the residual too."""
+    Only the op gemm has calls with a `precision`.  In 16 bits this op also supports operands that are not contiguous
+    along K.  wgmma reads wider dtypes only if they are contiguous along K (PTX ISA, wgmma.mma_async).  With `stores`,
+    TMA also stores the result, and the matrices of all experts are rows of one map.  With `gated`, the result has half
+    of b's columns.  With `residual`, TMA loads the residual too."""
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32
     if is_fp32 and precision == "ieee":
         return f"precision: expected tf32 with torch.float32 operands, got {precision}"
     if not a.numel() or not b.numel():
         return None
-    along_k = is_fp32 or precision is None
+    needs_k_order = is_fp32 or precision is None
     for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
-        storage = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
-        apart = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
-        if storage is None or apart % ALIGNMENT or not 0 < apart < STRIDE_LIMIT:
-            return _refusal(name, operand, "K, in " if along_k else "")
+        storage = stored_as(matrix, k_dim == 0) if needs_k_order else stored(matrix, k_dim)
+        pitch = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
+        if storage is None or pitch % ALIGNMENT or not 0 < pitch < STRIDE_LIMIT:
+            return _refusal(name, operand, "K, in " if needs_k_order else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
         expected = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
@@ -160,7 +160,7 @@ def why_not_by_tma(
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:
-    """Returns the number of elements from a row to the next, or 0 for a single row, where a stride has no meaning."""
+    """Returns the stride of dimension `row_dim` in elements, or 0 for a single row, which has no stride."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
@@ -172,15 +172,15 @@ def row_strides(of: Arguments) -> tuple[int, ...]:
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
 
-    With `whole_k`, the power also divides the bytes of a row, so a row is a whole number of loads.  Returns 16 for K =
-    0, because nothing is read."""
-    K, bits = a.shape[1], VECTOR_BYTES
+    With `whole_k`, it also divides the number of bytes of a row, so vector loads cover a row exactly.  Returns 16 for K
+    = 0, because nothing is read."""
+    K, address_bits = a.shape[1], VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)) if K else ():
         size = operand.element_size()
-        bits |= weight_stride(operand, row_dim) * size | address_of(operand) | (K * size if whole_k else 0)
-    return bits & -bits
+        address_bits |= weight_stride(operand, row_dim) * size | address_of(operand) | (K * size if whole_k else 0)
+    return address_bits & -address_bits
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns the condition (`holds`) that these operands are contiguous along K, for a kernel's registration."""
+    """Returns a condition for a kernel's registration (`holds`): the `operands` are contiguous along K."""
     return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

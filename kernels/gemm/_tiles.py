@@ -1,4 +1,4 @@
-"""Defines tiles of matrix products: configs, resources of a CTA, config spaces, default configs, and tile order."""
+"""Defines tiles of matrix products: configs to try, default configs, resources of a CTA, and the order of tiles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WGMMA_ROWS = 64
 
 @dataclass(frozen=True)
 class StreamTile(LaunchConfig):
-    """A config: the tile sizes, the number of warps, and the depth of the pipeline."""
+    """A config: the tile sizes, the number of warps, and the number of pipeline stages."""
 
     block_m: int
     block_n: int
@@ -37,7 +37,7 @@ class StreamTile(LaunchConfig):
 
 @dataclass(frozen=True)
 class Config(StreamTile):
-    """A config: the tile sizes, the pipeline, and the order in which tiles are computed."""
+    """A config: the tile sizes, the number of warps, the number of pipeline stages, and the order of the tiles."""
 
     group_m: int = 8
     """The number of row panels of tiles that share their columns of `b` in L2."""
@@ -45,8 +45,8 @@ class Config(StreamTile):
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Returns the row and the column of tile number `tile`.  Within a group of GROUP_M rows of tiles, the row index
-    changes fastest.  So CTAs that run at once share rows and columns in L2."""
+    """Returns the row and the column of tile number `tile`.  A group has GROUP_M rows of tiles.  Within a group the row
+    changes fastest, so CTAs that run at once share rows and columns in L2."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
@@ -54,26 +54,26 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 def by_fma(scheme: Scheme) -> bool:
-    """Returns whether threads multiply by FMAs.  They do so for exact fp32, which the tensor cores do not have."""
+    """Returns whether threads multiply by FMAs.  This is so for exact fp32, which the tensor cores cannot multiply."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
 
 
 def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the size `tensor_cores` for a table of default configs: 0 if threads multiply by FMAs, else 1."""
+    """Returns `{"tensor_cores": 0}` if threads multiply by FMAs, else 1.  A table selects default configs by it."""
     return {"tensor_cores": int(not by_fma(scheme))}
 
 
 def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the size `outputs` for a table of default configs: the number of elements of the result."""
+    """Returns `{"outputs": M * N}`.  A table selects default configs by this number of output elements."""
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Returns rows of a default table for 16-bit dtypes, then rows for 32-bit dtypes.  The 32-bit rows are the same,
-    but with half of `block_k`.  A row with several configs becomes several rows with one config each."""
-    each = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
-    rows_32 = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in each]
-    return (*(({**caps, "itemsize": 2}, config) for caps, config in each), *rows_32)
+    """Returns rows of a table of default configs: the given rows for 16-bit dtypes, then the same rows for 32-bit
+    dtypes with half of `block_k`.  A row with several configs becomes several rows."""
+    table = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
+    rows_32 = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
+    return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *rows_32)
 
 
 TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -83,15 +83,15 @@ TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def space(
     of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that makes all combinations of tile sizes and options.  The tile sizes are `sides`, or `exact`
-    if threads multiply by FMAs.  With `in_bytes`, the sizes along K are in bytes."""
+    """Returns a function that makes all combinations of tile sizes and options.  The tile sizes are `sides`.  If
+    threads multiply by FMAs, they are `exact`.  With `in_bytes`, the sizes along K are in bytes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
-        unit = scheme.activation.itemsize if in_bytes else 1
+        item_bytes = scheme.activation.itemsize if in_bytes else 1
         return tuple(
-            of(rows, columns, depth // unit, **dict(zip(options, values, strict=True)))
-            for rows, columns, depth in itertools.product(*tile_sizes)
+            of(rows, columns, k_size // item_bytes, **dict(zip(options, values, strict=True)))
+            for rows, columns, k_size in itertools.product(*tile_sizes)
             for values in itertools.product(*options.values())
         )
 
@@ -101,33 +101,33 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Returns the resources of a CTA, in a grid of `tiles` tiles with `columns` columns each.
+    """Returns the resources of a CTA that computes a tile.  The grid has `tiles` tiles, each with `columns` columns.
 
-    Shared memory holds the tiles of `a` and `b` of all stages, and `barriers` barriers for each stage.  Registers hold
-    `sums` fp32 values per output.  Without tensor cores, registers also hold both tiles.
+    Shared memory holds the tiles of `a` and `b` of all pipeline stages, and `barriers` barriers for each stage.
+    Registers hold `sums` fp32 values per output.  Without tensor cores, registers also hold the tiles of `a` and `b`.
 
     wgmma reads a stage while other stages are filled.  mma.sync and FMAs copy a stage to registers and free it at once,
     so Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
     """
-    threads, outputs, fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
-    values, stages = (config.block_m + columns) * config.block_k, config.num_stages
-    register_values = sums * outputs + (values if fma else 0)
-    staged = max(stages - 1, 1) if fma or config.block_m < WGMMA_ROWS else stages
-    shared = staged * values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
+    threads, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
+    stage_values, stages = (config.block_m + columns) * config.block_k, config.num_stages
+    register_values = sums * outputs + (stage_values if uses_fma else 0)
+    stages_kept = max(stages - 1, 1) if uses_fma or config.block_m < WGMMA_ROWS else stages
+    shared_bytes = stages_kept * stage_values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
     flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
-    return Footprint(threads, cdiv(register_values, threads) + ADDRESS_REGISTERS, shared, tiles, flops)
+    return Footprint(threads, cdiv(register_values, threads) + ADDRESS_REGISTERS, shared_bytes, tiles, flops)
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the resources of a persistent kernel: at most one CTA per SM, which computes several tiles.  `needs` are
-    the resources with one CTA per tile.  Adds `more_shared_bytes` to the shared memory."""
+    """Returns the resources of a persistent kernel.  `needs` are the resources with one CTA per tile.  The persistent
+    kernel has at most one CTA per SM, and `more_shared_bytes` of additional shared memory."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
 
 
 def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
-    """Returns a CTA's resources for `[M, N]` outputs, if it loads by pointers: tiles of `a` and `b` for each stage."""
+    """Returns the resources of a CTA that loads by pointers.  Each stage has a tile of `a` and a tile of `b`."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
 
@@ -137,7 +137,7 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:
-    """Returns the search space of tiles that TMA loads, with 128 or 256 bytes along K."""
+    """Returns a function that makes the configs to try with TMA.  A tile has 128 or 256 bytes along K."""
     tile_sizes = rows, (32, 64, 128, 256), (128, 256)
     return space(of, tile_sizes, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
 
@@ -150,7 +150,7 @@ _pointer_space = partial(
     num_warps=(4, 8),
     group_m=(1, 8),
 )
-_BY_ROWS: tuple[tuple[Mapping[str, int], Config], ...] = (
+_ROW_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
     # FMAs hold both tiles in registers, and larger tiles spill.
     ({"tensor_cores": 0}, Config(32, 64, 16, 4, 2)),
     # A decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter.
@@ -161,10 +161,10 @@ _BY_ROWS: tuple[tuple[Mapping[str, int], Config], ...] = (
 TENSOR_CORE = Tuning(
     Config,
     _pointer_space(num_stages=(1,)),
-    Defaults(tuple((most, replace(config, num_stages=1)) for most, config in _BY_ROWS), tensor_cores),
+    Defaults(tuple((most, replace(config, num_stages=1)) for most, config in _ROW_DEFAULTS), tensor_cores),
     by_pointers,
 )
-PIPELINED = Tuning(Config, _pointer_space(num_stages=(2, 3, 4, 5)), Defaults(_BY_ROWS, tensor_cores), by_pointers)
+PIPELINED = Tuning(Config, _pointer_space(num_stages=(2, 3, 4, 5)), Defaults(_ROW_DEFAULTS, tensor_cores), by_pointers)
 # By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
@@ -198,8 +198,8 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns default configs for few rows of `a`: the smallest tile that fits, with 256 bytes of each weight row (128
-    for tiles of 64 rows).  `stages` is for 16, 32 and 64 rows.  `exact` is the number of stages for FMAs."""
+    """Returns default configs for few rows of `a`: tiles of 16, 32 or 64 rows, and 256 bytes of each weight row (128
+    with 64 rows).  `stages` is for these three sizes.  `exact` is the number of stages if threads multiply by FMAs."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

@@ -4,15 +4,15 @@ has a matrix product in flight.
 One warp, the producer, issues the TMA loads into a ring buffer in shared memory.  It loads ahead for the next tile
 while the last tile is stored.  Two warpgroups, the consumers, share a tile of B.  Each has half of the rows of A and
 its own accumulator.  A consumer frees a slot of the ring only after its next product has started, so the tensor cores
-never wait.  Each half of a finished tile is staged in shared memory and stored by TMA.  A warp waits for a store only
-when it needs that memory again.  TMA loads a residual into the same memory during the products.  Consumers hold most
-registers (setmaxnreg).  Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and
-ThunderKittens (Spector et al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the
-kernel `multicast` in CUDA C++ has it.
+never wait.  A consumer copies its part of a finished tile to shared memory, and TMA stores it from there.  A warp waits
+for a store only when it needs that memory again.  TMA loads a residual into the same memory during the products.
+Consumers hold most registers (setmaxnreg).  Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x,
+example 48) and ThunderKittens (Spector et al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no
+multicast; the kernel `multicast` in CUDA C++ has it.
 
-A slot's barrier `full` completes when the bytes of the slot have arrived.  A slot has one barrier `empty` per consumer,
-which completes when that consumer's products of the slot are done.  The producer refills the slot when both `empty`
-barriers are complete.
+The barrier `full` of a slot completes when the bytes of the slot have arrived.  A slot has one barrier `empty` per
+consumer.  It completes when the products of this consumer have read the slot.  The producer refills the slot when both
+`empty` barriers are complete.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -53,7 +53,7 @@ DEEP_K = 2048
 
 @dataclass(frozen=True)
 class Ring(LaunchConfig):
-    """A config: a tile that two consumer warpgroups share, and the ring buffer that a producer warp fills."""
+    """A config: the tile that two consumer warpgroups share, and the ring buffer that a producer warp fills."""
 
     block_m: int
     """The number of rows of a tile.  Each consumer takes half of the rows."""
@@ -68,10 +68,10 @@ class Ring(LaunchConfig):
 
 
 def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
-    """Returns the resources of a CTA with a producer and two consumers, at most one CTA per SM.
+    """Returns the resources of a CTA with a producer warp and two consumer warpgroups, at most one CTA per SM.
 
     The kernel computes `tiles` tiles of `columns` columns.  Each consumer has an fp32 accumulator for half a tile.
-    Shared memory holds the ring buffer, its barriers, and `staged` values of the result."""
+    Shared memory holds the ring buffer, its barriers, and `staged` values of the result before their store."""
     values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
@@ -84,27 +84,28 @@ def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Cas
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA: the ring buffer, and the part of a tile that is staged for the store."""
+    """Returns a CTA's resources.  Shared memory holds the ring buffer, and part of a finished tile before its store."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config's tile has 64 or 128 bytes along K, and is staged as a whole or in halves."""
-    halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
-    return along_k in (64, 128) and config.store_n in halves
+    """Returns whether a tile has 64 or 128 bytes along K, and is copied to shared memory at once or in two halves."""
+    legal_widths, k_bytes = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
+    return k_bytes in (64, 128) and config.store_n in legal_widths
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for the table of default configs: `outputs` and `halves`.  `halves` is 1 if a tile is staged in
-    halves, which makes space for one more slot.  With a residual, a consumer that stages a whole tile would wait."""
+    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  With `halves`
+    of 1, shared memory holds half of a finished tile, and the ring has one more slot.  With a residual, `halves` is 0.
+    """
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
 # Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
 _NARROW, _WHOLE_TILE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
 _MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
-_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
+_IN_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
     Ring,
     space(
@@ -112,8 +113,8 @@ TUNING = Tuning(
         store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE_TILE), ({"M": 256}, _HALVES),
-        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE_TILE), ({}, _HALVES),
+        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE_TILE), ({"M": 256}, _IN_HALVES),
+        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE_TILE), ({}, _IN_HALVES),
     ), sizes), footprint, rule,
 )  # fmt: skip
 
@@ -155,18 +156,18 @@ def _produce(
             k = step * BLOCK_K
             for half_id in gl.static_range(2):
                 mbarrier.wait(empty.index(2 * slot + half_id), phase)
-            bar = full.index(slot)
-            mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
+            full_barrier = full.index(slot)
+            mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + b.block_type.nbytes)
             for half_id in gl.static_range(2):
                 row = tile_m * BLOCK_M + half_id * (BLOCK_M // 2)
                 if A_TRANSPOSED:
-                    async_load(a, [k, row], bar, a_ring.index(2 * slot + half_id))
+                    async_load(a, [k, row], full_barrier, a_ring.index(2 * slot + half_id))
                 else:
-                    async_load(a, [row, k], bar, a_ring.index(2 * slot + half_id))
+                    async_load(a, [row, k], full_barrier, a_ring.index(2 * slot + half_id))
             if B_TRANSPOSED:
-                async_load(b, [column, k], bar, b_ring.index(slot))
+                async_load(b, [column, k], full_barrier, b_ring.index(slot))
             else:
-                async_load(b, [k, column], bar, b_ring.index(slot))
+                async_load(b, [k, column], full_barrier, b_ring.index(slot))
             slot, phase = advance(slot, phase, full)
 
 
@@ -179,7 +180,7 @@ def _fetch(residual, staged, landed, row, column):
 
 @gluon.jit
 def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
-    """Waits until the residual is in the staging memory.  Without a residual, waits until TMA has read this memory."""
+    """Waits until TMA has loaded the residual.  Without a residual, waits until TMA has stored the previous tile."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
     else:
@@ -210,10 +211,10 @@ def _consume(
     accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     slot = 0
     phase = 0
-    landing = 0
-    last = tiles_m * tiles_n - 1
-    tile_m, tile_n = _place(min(gl.program_id(0), last), tiles_m, tiles_n, GROUP_M)
-    for tile in range(gl.program_id(0), last + 1, gl.num_programs(0)):
+    residual_phase = 0
+    last_tile = tiles_m * tiles_n - 1
+    tile_m, tile_n = _place(min(gl.program_id(0), last_tile), tiles_m, tiles_n, GROUP_M)
+    for tile in range(gl.program_id(0), last_tile + 1, gl.num_programs(0)):
         row = tile_m * BLOCK_M + HALF * ROWS
         column = tile_n * BLOCK_N
         if HAS_RESIDUAL:
@@ -234,11 +235,11 @@ def _consume(
             last_slot = slot
             slot, phase = advance(slot, phase, full)
         # While the last product runs: all that does not need it.
-        tile_m, tile_n = _place(min(tile + gl.num_programs(0), last), tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = _place(min(tile + gl.num_programs(0), last_tile), tiles_m, tiles_n, GROUP_M)
         if bias is not None:
             columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
             addend = gl.load(bias + columns, mask=columns < N, other=0.0)
-        _await(landed, landing, HAS_RESIDUAL)
+        _await(landed, residual_phase, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * last_slot + HALF))
         total = accumulator
@@ -246,7 +247,7 @@ def _consume(
             total += addend.to(gl.float32)[None, :]
         if STORE_N == BLOCK_N:
             _store(out, total, staged, row, column, HAS_RESIDUAL)
-            landing ^= 1
+            residual_phase ^= 1
         else:
             first_half, second_half = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
             _store(out, first_half, staged, row, column, HAS_RESIDUAL)

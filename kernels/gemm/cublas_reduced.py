@@ -1,7 +1,7 @@
 """Implements a comparison kernel: cuBLAS in torch's default mode, which may add partial sums of a split K in 16 bits.
 
-The project's `library` adds these sums in fp32 (`kernels/precision.py`).  A fair comparison needs both.  A kernel that
-is faster than the library must also be faster than this kernel, if this kernel passes the accuracy check.
+The project's kernel `library` adds these sums in fp32 (`kernels/precision.py`).  A fair comparison needs both kernels.
+A kernel that is faster than `library` must also be faster than this kernel, if this kernel passes the accuracy check.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from torch import Tensor
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.gemm import library
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 
 
 @kernel(
     role="peer",
     backend="torch",
     devices=("cuda",),
-    dtypes={"a": HALVES},
-    holds=library.TAKES,
+    dtypes={"a": HALF_DTYPES},
+    holds=library.OPERAND_RULES,
     unsupported=padded_rows_refused,
     allocates=True,
 )
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
-    """Computes `a @ b + bias` or `a @ b + residual` like `library`, but allows 16-bit reductions for this call."""
+    """Computes `a @ b + bias` or `a @ b + residual` by torch.  For this call, torch may add partial sums in 16 bits."""
     matmul = torch.backends.cuda.matmul
     saved_flags = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True

@@ -1,18 +1,17 @@
 """Implements the kernel `gemv`, the version after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes
 per thread.
 
-With so few rows the kernel only streams the weight, so there is no tile, no tensor core and no staging in shared
-memory. A warp takes `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the first value, and
-then sums within the warp.  If that leaves too few warps, K is split over the warps of a CTA, then over a cluster of
-CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or a
-workspace.
+With so few rows the kernel only streams the weight, so it has no tile, no tensor core and no weight in shared memory. A
+warp computes `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the first value, and then sums
+within the warp.  If there are too few warps, K is split over the warps of a CTA, then over a cluster of CTAs.  Their
+partial sums are added in distributed shared memory in a fixed order, without a second launch or a workspace.
 
 An H100's HBM gives 14.5 bytes per clock and SM.  At this rate the loop takes 20% of the issue slots for one row of `a`
 and 43% for four rows (230 and 487 instructions for 4 KB of the weight).  So four rows take the same time as one row.
 
-Within `pdl()` a warp requests its first `rows * unroll` vectors before it waits for the previous kernel.  This is up to
-17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do not use `ld.global.nc`, because
-ptxas moves such loads behind the wait.
+With programmatic dependent launch (`pdl()`), a warp requests its first `rows * unroll` vectors before it waits for the
+previous kernel.  This is up to 17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do
+not use `ld.global.nc`, because ptxas moves such loads behind the wait.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class GemvConfig:
 
 
 def pieces(K: int, scheme: Scheme) -> int:
-    """Returns the number of pieces in a row of `K` values.  A piece is one warp's load, 16 bytes per thread."""
+    """Returns the number of pieces in a row of `K` values.  A piece is one load of a warp: 16 bytes per thread."""
     return int(cdiv(K * scheme.activation.itemsize, WARP * _operands.VECTOR_BYTES))
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources: registers for loaded vectors and sums, and shared memory for each warp's sums."""
+    """Returns a CTA's resources: registers for loaded vectors and sums, and shared memory for the sums of each warp."""
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
@@ -73,20 +72,20 @@ def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprin
 
 
 def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a thread has at most 16 vectors in flight, and each share of K at least one load of a warp."""
-    shares = config.warps_k * config.split
-    shares_fit = shares == 1 or shares <= pieces(int(case["K"]), scheme)
+    """Returns whether a thread has at most 16 vectors in flight, and each part of a split K at least one warp load."""
+    share_count = config.warps_k * config.split
+    shares_fit = share_count == 1 or share_count <= pieces(int(case["K"]), scheme)
     return config.rows * config.unroll <= 16 and shares_fit
 
 
 def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
-    """Returns the config that splits K the least for enough warps per SM.  A share has one warp load or more."""
+    """Returns the default config.  It splits K into the fewest parts that give each SM enough warps."""
     N, piece_count = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
-    shares = 1
-    while N * shares < HOPPER_SMS * WARPS_PER_SM * rows and 2 * shares <= min(piece_count, WARPS * 8):
-        shares *= 2
-    return GemvConfig(rows, 8 // rows, warps_k=min(shares, WARPS), split=max(shares // WARPS, 1))
+    share_count = 1
+    while N * share_count < HOPPER_SMS * WARPS_PER_SM * rows and 2 * share_count <= min(piece_count, WARPS * 8):
+        share_count *= 2
+    return GemvConfig(rows, 8 // rows, warps_k=min(share_count, WARPS), split=max(share_count // WARPS, 1))
 
 
 CONFIGS = space(GemvConfig, rows=(1, 2, 4), unroll=(1, 2, 4, 8), warps_k=(1, 2, 4, 8), split=(1, 2, 4, 8))
@@ -97,8 +96,8 @@ def divided(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: compiler options, the grid, sizes and strides."""
     a, b, config = of.a, of.b, of.config
     (K, N), M = b.shape, a.shape[0]
-    options = _cuda.macros(
-        ELEMENT=_cuda.ELEMENTS[a.dtype],
+    compiler_options = _cuda.macros(
+        ELEMENT=_cuda.ELEMENT_CODES[a.dtype],
         BYTES=_operands.alignment_bytes(a, b, whole_k=True),
         M=M,
         ROWS=config.rows,
@@ -108,7 +107,7 @@ def divided(of: Arguments) -> Any:
         SPLIT=config.split,
     )
     grid = (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,)
-    return options, grid, (np.int32(N), np.int32(K), *map(np.int64, _operands.row_strides(of)))
+    return compiler_options, grid, (np.int32(N), np.int32(K), *map(np.int64, _operands.row_strides(of)))
 
 
 @kernel(
@@ -143,7 +142,7 @@ def gemv(
     config: GemvConfig,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` with exact fp32 FMAs, for up to four rows of `a`.  Runs agree bit for bit."""
-    options, grid, scalars = bound
-    compiled = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())
-    compiled(grid, (WARPS * WARP,), a, b, bias, residual, c, *scalars)
+    """Computes `a @ b + bias + residual` with exact fp32 FMAs for up to four rows of `a`.  Runs agree bit for bit."""
+    compiler_options, grid, scalars = bound
+    compiled_kernel = _cuda.load(SOURCE, "gemv", options=compiler_options, dependent=pdl_is_on())
+    compiled_kernel(grid, (WARPS * WARP,), a, b, bias, residual, c, *scalars)

@@ -8,7 +8,7 @@ from torch import Tensor
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.launcher import kernel
 
-TAKES = {
+OPERAND_RULES = {
     "residual is None or bias is None": "None beside a bias, because torch has no call that adds both before it rounds",
     "precision == 'ieee' or device != 'cpu'": "ieee, because torch has no TF32 on a CPU",
 }
@@ -18,7 +18,7 @@ TAKES = {
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str, c: Tensor | None
 ) -> Tensor:
-    """Computes the op with one call of torch.  `precision="tf32"` allows TF32 for this call only."""
+    """Computes the op gemm with one call of torch.  `precision="tf32"` allows TF32 for this call only."""
     addend = residual if bias is None else bias
     if precision == "ieee":
         return torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
@@ -30,7 +30,7 @@ def product(
         torch.backends.cuda.matmul.allow_tf32 = saved_flag
 
 
-@kernel(backend="torch", holds=TAKES, unsupported=padded_rows_refused, allocates=True)
+@kernel(backend="torch", holds=OPERAND_RULES, unsupported=padded_rows_refused, allocates=True)
 def library(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -1,15 +1,15 @@
-"""Implements the kernel `multicast`, the version after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared
-columns once.
+"""Implements the kernel `multicast`, the version after `cooperative`, in CUDA C++: two CTAs of a cluster need the same
+columns of `b`, and load them once.
 
 For 64 values along K and a tile of 128 x 256, `cooperative` reads 48 KB from L2.  At the rate of the tensor cores this
 is 48 bytes per clock and SM.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of
 the tile of `b`, and TMA writes it into the shared memory of both (multicast).  So a CTA reads 32 KB, or 32 bytes per
-clock. Gluon 3.6 has no multicast, so the kernel is CUDA C++, with tensor maps that the host encodes by a driver call.
+clock. Gluon 3.6 has no multicast, so the kernel is CUDA C++.  The host encodes the tensor maps by a driver call.
 
-The rest is `cooperative`'s design (CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS
-3.x, example 48): one product in flight, most registers for the consumers, and a persistent loop over tiles.  A tile is
-stored in boxes of 64 columns.  A consumer stages two boxes, so four slots of the ring buffer fit too.  TMA loads a
-residual into the same boxes.
+The rest is as in `cooperative`: one product in flight, most registers for the consumers, and a persistent loop over
+tiles (CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48).  A tile is
+stored in boxes of 64 columns.  Shared memory holds two boxes per consumer and four slots of the ring buffer.  TMA loads
+a residual into the same boxes.
 
 Both CTAs wait for the slower CTA: a slot is free when the consumers of both have read it.  Not measured on a GPU.
 """
@@ -27,7 +27,7 @@ from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import multicast as shared
 from rooflab.kernels.lib.multicast import ClusterTile
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import DTYPE_NAMES
 
@@ -44,7 +44,7 @@ TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), D
     min_sm=90,
     devices=("cuda",),
     requires=("cupy",),
-    dtypes={"a": HALVES},
+    dtypes={"a": HALF_DTYPES},
     unsupported=partial(_operands.why_not_by_tma, stores=True, residual=True),
     aligned=("a", "b", "residual"),
     empty=_operands.epilogue_alone,
@@ -69,7 +69,7 @@ def multicast(
     precision: str,
     config: ClusterTile,
 ) -> None:
-    """Computes `a @ b + bias + residual` on Hopper's tensor cores, in fp32, rounded once.  TMA multicasts `b`."""
+    """Computes `a @ b + bias + residual` on tensor cores, in fp32, rounded once.  TMA multicasts `b` to two CTAs."""
     (a_rows, b_rows), output = _operands.stored_operands(a, b), _operands.stored_output(c)
     addend = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, a_rows), (b, b_rows), (c, output), addend) if matrix]

@@ -1,4 +1,4 @@
-"""Implements the kernel `naive`: one Triton program per tile of the result; one k at a time, without tensor cores."""
+"""Implements the kernel `naive`: one Triton program per tile of the result, one k at a time, without tensor cores."""
 
 from __future__ import annotations
 

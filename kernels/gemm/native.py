@@ -1,7 +1,7 @@
-"""Implements `native`, the version after `packed`, in C++ for the CPU: reads panels of 32 weight columns once, in
-order.
+"""Implements `native`, the version after `packed`, in C++ for the CPU.  The weight is packed in panels of 32 columns,
+and the kernel reads each panel once, in order.
 
-The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at load.
+The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, when the model is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.gemm._operands import along_k, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.contract import Packed
@@ -26,8 +26,8 @@ PANEL = 32
 
 @dataclass(frozen=True)
 class Panels(Packed):
-    """A weight `[K, N]` in panels of 32 columns: values, or int8 codes with a scale for each column.  `tensor`:
-    `[ceil(N / 32), K, 32]`, with zeros after the last column.
+    """A weight `[K, N]` in panels of 32 columns: floating-point values, or int8 codes with a scale for each column.
+    `tensor`: `[ceil(N / 32), K, 32]`, with zeros after the last column.
     """
 
     scales: Tensor | None = None
@@ -50,18 +50,18 @@ def pack(b: torch.Tensor) -> Panels:
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the numbers that the C++ function takes: sizes, strides and the number of threads."""
+    """Returns the sizes, strides and number of threads, as the array that the C++ function takes."""
     (M, N), K = of.c.shape, of.a.shape[1]
     return sizes(M, N, K, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
 
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
-    """Computes `(a @ b) * scales + bias`.  The weight has the dtype of `a` without scales, or is int8 with scales."""
+    """Computes `(a @ b) * scales + bias`.  The weight is int8 with scales; without scales it has the dtype of `a`."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
-    built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, bound)
+    built(SOURCE, "ipppppp")(DTYPE_CODES[a.dtype], *pointers, bound)
 
 
 @kernel(backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic, holds=along_k("a"))
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """Computes `a @ b + bias` with a weight from `pack`, in fp32, rounded once."""
+    """Computes `a @ b + bias` in fp32, rounded once.  `pack` made `b`."""
     product(a, b, bias, c, bound)

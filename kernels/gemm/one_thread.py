@@ -1,7 +1,7 @@
 """Implements `one_thread` in CUDA C++, as simple as `naive`: one output per thread, two loads per multiplication.
 
-A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B.  If B is a transposed
-weight, the warp reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
+A warp's 32 outputs are neighbours in a row.  For each k, the warp reads one value of A and 32 neighbours of B.  If B is
+a transposed weight, the 32 values are in 32 rows, so the warp reads 32 sectors.  Only caches keep values for reuse.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
 
-ROWS, COLUMNS = 8, 32
+CTA_ROWS, COLUMNS = 8, 32
 """Rows and columns of a CTA's outputs, as in the CUDA source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
-ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+ELEMENT_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 """The names of the dtypes in CUDA C++."""
 
 
 @kernel(
     backend="cuda",
     requires=("cupy",),
-    traffic=lambda inputs: panels_traffic(inputs, ROWS),
+    traffic=lambda inputs: panels_traffic(inputs, CTA_ROWS),
     over="naive",
     shows={
         "": (
@@ -37,9 +37,9 @@ ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__
     },
 )
 def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
-    """Computes `a @ b + bias + residual` in fp32 FMAs, in the order of k.  Operands may have any strides."""
+    """Computes `a @ b + bias + residual` with fp32 FMAs, in the order of k.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     scalars = *map(np.int32, (M, N, K)), *map(np.int64, strides)
-    compiled = load(SOURCE, "gemm_one_thread", options=macros(ELEMENT=ELEMENTS[a.dtype]))
-    compiled((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *scalars)
+    compiled_kernel = load(SOURCE, "gemm_one_thread", options=macros(ELEMENT=ELEMENT_TYPES[a.dtype]))
+    compiled_kernel((cdiv(M, CTA_ROWS) * cdiv(N, COLUMNS),), (COLUMNS, CTA_ROWS), a, b, bias, residual, c, *scalars)

@@ -30,12 +30,12 @@ class PackedWeight(Packed):
 
 
 def pack(b: torch.Tensor) -> PackedWeight:
-    """Reorders `b` `[K, N]` for oneDNN: fp32 or bf16, on the CPU.  Raises `ValueError` on other tensors."""
+    """Reorders `b` `[K, N]` for oneDNN.  Raises `ValueError` unless `b` is fp32 or bf16, and on the CPU."""
     if reason := _why_not(b):
         raise ValueError(reason)
     check_shape("b", b, None, None)
-    packed = torch.ops.mkldnn._reorder_linear_weight(b.detach().mT.contiguous(), LAYOUT_M)
-    return PackedWeight(packed, tuple(b.shape), b.dtype, nbytes(b))
+    packed_tensor = torch.ops.mkldnn._reorder_linear_weight(b.detach().mT.contiguous(), LAYOUT_M)
+    return PackedWeight(packed_tensor, tuple(b.shape), b.dtype, nbytes(b))
 
 
 def _why_not(b: Tensor | PackedWeight) -> str | None:
@@ -57,6 +57,6 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
     unsupported=lambda inputs: _why_not(inputs.b),
 )
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Computes `a @ b + bias` with a weight from `pack`.  oneDNN's function has no argument `out`."""
+    """Computes `a @ b + bias`.  `pack` made `b`.  oneDNN's function has no argument `out`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
     return result

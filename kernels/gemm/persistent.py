@@ -1,11 +1,11 @@
 """Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
 next tile during a store.
 
-With one CTA per tile, each tile pays for filling the pipeline and for the epilogue.  Only other CTAs of the SM can hide
-this cost, and the largest tiles leave no space for other CTAs.  Here the loop over tiles and the loop over K are fused
-into one (`flatten`), so the pipeline of loads continues across tiles.  TMA stores the result from shared memory in
-parts (`store_parts`), so the pipeline keeps more of that memory.  The last wave takes the same time as before: if M and
-N leave most SMs without a tile, use split_k or stream_k.
+With one CTA per tile, each tile must fill the pipeline again and wait for its epilogue.  Only other CTAs of the SM can
+hide this time, and the largest tiles leave no space for other CTAs.  Here the loop over tiles and the loop over K are
+fused into one (`flatten`), so the pipeline of loads continues across tiles.  TMA stores the result from shared memory
+in parts (`store_parts`), so the pipeline keeps more of that memory.  The last wave takes the same time as before.  If M
+and N leave most SMs without a tile, use split_k or stream_k.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class TileInParts(Config):
-    """A config: a tile, and the number of parts in which the tile is stored."""
+    """A config: a tile, and the number of parts in which TMA stores the tile."""
 
     store_parts: int = 1
     """The number of parts of a tile's columns: 1, 2 or 4.  The parts are stored one after another."""
@@ -45,27 +45,27 @@ class TileInParts(Config):
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  Threads exchange a part of
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  Threads exchange values of
     the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  If several warps share the rows
-    of a tile that is stored in parts, they also exchange the whole tile."""
+    of a tile that is stored in parts, they exchange the complete tile."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
-    exchanged = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
+    exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
-        exchanged = max(exchanged, tile_bytes)
-    return one_wave(by_tma(config, case, scheme), part_bytes + exchanged)
+        exchanged_bytes = max(exchanged_bytes, tile_bytes)
+    return one_wave(by_tma(config, case, scheme), part_bytes + exchanged_bytes)
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Returns the configs to try.  If a tile has several parts, a part has at least 128 bytes per row in 16 bits."""
+    """Returns the configs to try.  A row of a part has at least 128 bytes in 16 bits, if a tile has several parts."""
     all_configs = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in all_configs if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns a tile's configs with all stages, one less and two less, because a residual takes a stage's memory."""
+    """Returns configs of a tile with all pipeline stages, one less and two less.  A residual needs a stage's memory."""
     full_config = TileInParts(*tile)
-    return tuple(replace(full_config, num_stages=full_config.num_stages - fewer) for fewer in range(3))
+    return tuple(replace(full_config, num_stages=full_config.num_stages - fewer_stages) for fewer_stages in range(3))
 
 
 # As many stages as fit with a part of the result.
@@ -91,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and the right half of a tile's columns.  A warp owns 16 rows, so a thread keeps its values."""
+    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so no value changes its thread."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -99,16 +99,16 @@ def _halves(tile):
 
 @triton.jit
 def _parts(tile, COUNT: tl.constexpr):
-    """Returns a tile's columns in COUNT equal parts (1, 2 or 4), from left to right."""
+    """Splits a tile's columns into COUNT equal parts (1, 2 or 4) and returns the parts from left to right."""
     if COUNT == 1:
         return (tile,)
     elif COUNT == 2:  # no early return: Triton would compile the code after it for COUNT == 1 too
         return _halves(tile)
     else:
         left_half, right_half = _halves(tile)
-        first, second = _halves(left_half)
-        third, fourth = _halves(right_half)
-        return first, second, third, fourth
+        first_part, second_part = _halves(left_half)
+        third_part, fourth_part = _halves(right_half)
+        return first_part, second_part, third_part, fourth_part
 
 
 @triton.jit
@@ -134,8 +134,8 @@ def _gemm(
         parts = _parts(accumulator, STORE_PARTS)
         # TMA does not store values past the edges.
         for index in tl.static_range(STORE_PARTS):
-            first = column + index * (BLOCK_N // STORE_PARTS)
-            columns = first + tl.arange(0, BLOCK_N // STORE_PARTS)
+            first_column = column + index * (BLOCK_N // STORE_PARTS)
+            columns = first_column + tl.arange(0, BLOCK_N // STORE_PARTS)
             tile_part = parts[index]
             if HAS_BIAS:
                 tile_part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
@@ -143,7 +143,7 @@ def _gemm(
                 mask = (rows < M)[:, None] & (columns < N)[None, :]
                 residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
                 tile_part += residual.to(tl.float32)
-            out_map.store([row, first], tile_part.to(out_map.dtype))
+            out_map.store([row, first_column], tile_part.to(out_map.dtype))
 
 
 def by_maps(of: Arguments) -> Any:

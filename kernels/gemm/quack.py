@@ -1,7 +1,7 @@
 """Wraps QuACK's GEMM for Hopper as a comparison kernel (CuTe DSL, https://github.com/Dao-AILab/quack, `quack-kernels`).
 
 QuACK's `gemm` tunes itself: the first call of each shape and dtype compiles and measures 44 configs on Hopper (0.6.4).
-QuACK's users get the same config.  A time measured after a warm-up does not contain the tuning.
+So this kernel has the config that QuACK's users get.  A time measured after a warm-up does not contain the tuning.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from rooflab.kernels._tma import ALIGNMENT, address_of
 from rooflab.kernels.gemm._operands import epilogue_alone, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why QuACK cannot take the operands, or None.  On Hopper, QuACK 0.6.4 needs row strides that are multiples
-    of 16 bytes."""
+    """Returns why QuACK does not support the operands, or None.  On Hopper, QuACK 0.6.4 needs row strides that are
+    multiples of 16 bytes."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     if not a.numel() or not b.numel():
         return None
@@ -38,7 +38,7 @@ def check_out(of: Arguments) -> None:
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Returns why QuACK cannot take `matrix`, or None.  One of the dimensions `inner_dims` must be contiguous."""
+    """Returns why QuACK does not support `matrix`, or None.  One of the dimensions `inner_dims` must be contiguous."""
     address = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
@@ -55,7 +55,7 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     min_sm=90,
     devices=("cuda",),
     requires=("quack",),
-    dtypes={"a": HALVES},
+    dtypes={"a": HALF_DTYPES},
     unsupported=unsupported,
     aligned=("a", "b", "residual"),
     empty=epilogue_alone,
@@ -63,10 +63,10 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     traffic=traffic,
 )
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
-    """Computes `a @ b + bias + residual` by `gemm`, or by `gemm_add`.  Bias and residual together need QuACK 0.6.2."""
-    library: Any = import_module("quack.gemm_interface")
+    """Computes `a @ b + bias + residual` by QuACK.  Bias and residual together need QuACK 0.6.2."""
+    quack_module: Any = import_module("quack.gemm_interface")
     bias_args = {} if bias is None else {"bias": bias}
     if residual is None:
-        library.gemm(a, b, out=c, **bias_args)
+        quack_module.gemm(a, b, out=c, **bias_args)
     else:
-        library.gemm_add(a, b, residual, out=c, **bias_args)
+        quack_module.gemm_add(a, b, residual, out=c, **bias_args)

@@ -1,10 +1,10 @@
 """Implements `split_k`, the version after `pipelined`, for few rows of `a`: splits K over CTAs to fill the SMs.
 
-With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
-share of a tile's K and writes an fp32 partial sum.  A second launch adds the shares in order, so two runs agree bit for
-bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last one.  But the counter would
-have to be zero before every launch, on every stream and in every replay of a graph.  That needs another launch or a
-persistent buffer.
+With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs have no work.  Here each CTA computes a
+part (a "share") of a tile's K and writes an fp32 partial sum.  A second launch adds the partial sums in order, so two
+runs agree bit for bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last CTA of a
+tile.  But the counter would have to be zero before every launch, on every stream and in every replay of a graph.  That
+needs another launch or a persistent buffer.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ LEAST_STEPS = 4
 
 @dataclass(frozen=True)
 class SplitTile(StreamTile):
-    """A config: a tile, and the number of CTAs that share the K of a tile."""
+    """A config: a tile, and the number of CTAs among which the K of a tile is split."""
 
     split: int = 1
 
 
 def share_steps(K: int, config: SplitTile) -> int:
-    """Returns the number of loop steps (of `block_k`) per share of K.  The last share may have fewer steps."""
+    """Returns the number of loop steps (of `block_k` values) of each part of a split K, except the last part."""
     return cdiv(cdiv(K, config.block_k), config.split)
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of split_k's first launch, in which each CTA takes a share of a tile's K."""
+    """Returns the resources of split_k's first launch, in which each CTA computes a part of a tile's K."""
     needs = tile_needs(config, case, scheme)
-    depth = share_steps(int(case["K"]), config) * config.block_k
-    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
+    share_k = share_steps(int(case["K"]), config) * config.block_k
+    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * share_k)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal: a CTA fits on an SM, and each share of K has at least `block_k` values."""
+    """Returns whether a CTA fits on an SM, and each part of a split K has at least `block_k` values."""
     split_fits = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return split_fits and shared_k(config, case, scheme).fits
 
@@ -64,8 +64,8 @@ TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """Returns the default config.  It has the smallest split that fills the SMs, with `LEAST_STEPS` steps or more per
-    share.  At most 64 KB of the weight are in flight per CTA, so that two CTAs fit on an SM."""
+    """Returns the default config.  It splits K among the smallest number of CTAs that fills the SMs.  Each CTA has at
+    least `LEAST_STEPS` steps.  At most 64 KB of the weight are in flight per CTA, so that two CTAs fit on an SM."""
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
     split, max_split = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
@@ -93,14 +93,14 @@ def _gemm(
     # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
-    first = share * steps * BLOCK_K
-    a_ptrs = a_ptr + rows[:, None] * stride_am + (first + inner).to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + (first + inner).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    k_offsets = tl.arange(0, BLOCK_K)
+    first_k = share * steps * BLOCK_K
+    a_ptrs = a_ptr + rows[:, None] * stride_am + (first_k + k_offsets).to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + (first_k + k_offsets).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(first, min(K, first + steps * BLOCK_K), BLOCK_K):
-        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+    for k in range(first_k, min(K, first_k + steps * BLOCK_K), BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
@@ -146,12 +146,12 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `b` once per row of tiles.  A share of a split K writes and reads an fp32 sum per output."""
+    """Counts the bytes of `b` once per row of tiles.  Adds the write and the read of partial sums if K is split."""
     config, base_traffic = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
         return base_traffic
-    partial = 4 * inputs.a.shape[0] * inputs.b.shape[1] * config.split
-    return Traffic(base_traffic.read_bytes + partial, base_traffic.write_bytes + partial, launches=2)
+    partial_bytes = 4 * inputs.a.shape[0] * inputs.b.shape[1] * config.split
+    return Traffic(base_traffic.read_bytes + partial_bytes, base_traffic.write_bytes + partial_bytes, launches=2)
 
 
 def by_pointers(of: Arguments) -> Any:
@@ -160,8 +160,8 @@ def by_pointers(of: Arguments) -> Any:
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
     scalars = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
-    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    reduce_constants = {**has, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
+    addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    reduce_constants = {**addend_flags, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
     # M first, because the second dimension of a grid is at most 65535.
     return grid, scalars, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), reduce_constants
 
@@ -194,8 +194,8 @@ def split_k(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` in fp32.  Runs agree bit for bit.  A split needs `split * M * N` fp32 sums."""
-    grid, scalars, constants, reduce_grid, reduce_numbers, reduce_constants = bound
-    partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
-    _gemm[grid](a, b, bias, residual, c, partial, *scalars, **constants)
-    if partial is not None:
-        _reduce[reduce_grid](partial, bias, residual, c, *reduce_numbers, **reduce_constants)
+    grid, scalars, constants, reduce_grid, reduce_scalars, reduce_constants = bound
+    partials = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
+    _gemm[grid](a, b, bias, residual, c, partials, *scalars, **constants)
+    if partials is not None:
+        _reduce[reduce_grid](partials, bias, residual, c, *reduce_scalars, **reduce_constants)

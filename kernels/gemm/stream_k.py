@@ -1,11 +1,11 @@
 """Implements the kernel `stream_k`, the version after `split_k`: each SM gets the same number of steps along K.
 
-With a split every tile has the same number of CTAs, so the number of CTAs rarely fits the SMs.  Here the steps of all
+In split_k every tile has the same number of CTAs, so the number of CTAs rarely fits the SMs.  Here the steps of all
 tiles form one sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel
 Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  Then
-several parts compute one tile, and each writes an fp32 partial sum.  A second launch adds a tile's sums in order, so
-two runs agree bit for bit.  The paper's CTAs wait for one another by flags, which would have to be zero before every
-launch (see split_k).
+several CTAs compute one tile, and each writes an fp32 partial sum.  A second launch adds a tile's sums in order, so two
+runs agree bit for bit.  The paper's CTAs wait for one another by flags, which would have to be zero before every launch
+(see split_k).
 
 One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
 """
@@ -32,21 +32,21 @@ from rooflab.roofline.model import Traffic
 
 
 def tile_steps(K: int, config: StreamTile) -> int:
-    """Returns the number of steps along K per tile.  Returns 1 (an empty step) if K is 0."""
+    """Returns the number of steps along K per tile.  If K is 0, returns 1: a step that adds nothing."""
     return max(cdiv(K, config.block_k), 1)
 
 
 def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of stream_k's first launch, in which each CTA takes a share of all steps.
+    """Returns the resources of stream_k's first launch, in which each CTA computes an equal part of all steps.
 
-    The store of a tile from tensor cores needs more shared memory, for the whole tile or for a part (read in the
-    compiled kernels; tests/ops/test_gemm_ladder.py compares them)."""
-    needs, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
-    steps = needs.ctas * tile_steps(int(case["K"]), config)
+    With tensor cores, the store of a tile needs additional shared memory (read in the compiled kernels;
+    tests/ops/test_gemm_ladder.py compares it)."""
+    resources, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
+    steps = resources.ctas * tile_steps(int(case["K"]), config)
     ctas = max(min(HOPPER_SMS, steps), 1)
     extra_bytes = 0 if by_fma(scheme) else 4 * outputs
     flops = 2.0 * outputs * config.block_k * steps / ctas
-    return replace(needs, shared_bytes=needs.shared_bytes + extra_bytes, ctas=ctas, tensor_flops=flops)
+    return replace(resources, shared_bytes=resources.shared_bytes + extra_bytes, ctas=ctas, tensor_flops=flops)
 
 
 TUNING = Tuning(
@@ -66,27 +66,27 @@ def _gemm(
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
     # int64, because step * programs passes 2**31, and so do offsets.
-    total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
-    program = tl.program_id(0).to(tl.int64)
-    begin = (program * total // tl.num_programs(0)).to(tl.int32)
-    end = ((program + 1) * total // tl.num_programs(0)).to(tl.int32)
-    inner = tl.arange(0, BLOCK_K)
+    total_steps = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
+    program_id = tl.program_id(0).to(tl.int64)
+    first_step = (program_id * total_steps // tl.num_programs(0)).to(tl.int32)
+    end_step = ((program_id + 1) * total_steps // tl.num_programs(0)).to(tl.int32)
+    k_offsets = tl.arange(0, BLOCK_K)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(begin, end):
+    for step in range(first_step, end_step):
         tile = step // steps
         k = step % steps * BLOCK_K
         rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-        depth = k.to(tl.int64) + inner
-        a_ptrs = a_ptr + rows[:, None] * stride_am + depth[None, :] * stride_ak
-        b_ptrs = b_ptr + depth[:, None] * stride_bk + columns[None, :] * stride_bn
-        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        k_indices = k.to(tl.int64) + k_offsets
+        a_ptrs = a_ptr + rows[:, None] * stride_am + k_indices[None, :] * stride_ak
+        b_ptrs = b_ptr + k_indices[:, None] * stride_bk + columns[None, :] * stride_bn
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        last = step % steps == steps - 1
-        if last or step == end - 1:
+        is_last_step = step % steps == steps - 1
+        if is_last_step or step == end_step - 1:
             # A tile is whole if its first step is in this share.
-            if last and step - (steps - 1) >= begin:
+            if is_last_step and step - (steps - 1) >= first_step:
                 if HAS_BIAS:
                     accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
                 mask = (rows < M)[:, None] & (columns < N)[None, :]
@@ -99,9 +99,9 @@ def _gemm(
                 tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
             else:
                 # Each program has two places: for a tile that another program began, and for the tile that it begins.
-                partial_index = 2 * program + (step - step % steps >= begin).to(tl.int64)
-                cells = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-                tl.store(partial_ptr + partial_index * (BLOCK_M * BLOCK_N) + cells, accumulator)
+                partial_index = 2 * program_id + (step - step % steps >= first_step).to(tl.int64)
+                tile_offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+                tl.store(partial_ptr + partial_index * (BLOCK_M * BLOCK_N) + tile_offsets, accumulator)
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
 
 
@@ -113,19 +113,19 @@ def _fix_up(
 ):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = max(tl.cdiv(K, BLOCK_K), 1)
-    total = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
+    total_steps = tl.cast(tl.cdiv(M, BLOCK_M), tl.int64) * tiles_n * steps
     tile = tl.program_id(0)
     # A step belongs to the last share that begins at or before it.
-    first = ((tile.to(tl.int64) * steps + 1) * programs - 1) // total
-    last = ((tile.to(tl.int64) * steps + steps) * programs - 1) // total
-    if first == last:
+    first_program = ((tile.to(tl.int64) * steps + 1) * programs - 1) // total_steps
+    last_program = ((tile.to(tl.int64) * steps + steps) * programs - 1) // total_steps
+    if first_program == last_program:
         return
-    inner_rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    cells = inner_rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    accumulator = tl.load(partial_ptr + (2 * first + 1) * (BLOCK_M * BLOCK_N) + cells)
-    for program in range(first + 1, last + 1):
-        accumulator += tl.load(partial_ptr + 2 * program * (BLOCK_M * BLOCK_N) + cells)
-    rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + inner_rows
+    tile_rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tile_offsets = tile_rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    accumulator = tl.load(partial_ptr + (2 * first_program + 1) * (BLOCK_M * BLOCK_N) + tile_offsets)
+    for program in range(first_program + 1, last_program + 1):
+        accumulator += tl.load(partial_ptr + 2 * program * (BLOCK_M * BLOCK_N) + tile_offsets)
+    rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + tile_rows
     columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
@@ -140,14 +140,14 @@ def _fix_up(
 def traffic(inputs: Arguments) -> Traffic:
     """Counts `b` once per row of tiles.  If CTAs share tiles, adds the write and read of two fp32 tiles per SM."""
     a, config = inputs.a, inputs.config
-    whole = panels_traffic(inputs, config.block_m)
+    base_traffic = panels_traffic(inputs, config.block_m)
     _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
-    partial = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
-    return Traffic(whole.read_bytes + partial, whole.write_bytes + partial, launches=2 if cut else 1)
+    sum_bytes = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
+    return Traffic(base_traffic.read_bytes + sum_bytes, base_traffic.write_bytes + sum_bytes, launches=2 if cut else 1)
 
 
 def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:
-    """Returns the numbers of tiles and programs, and whether programs share a tile, which needs a second launch."""
+    """Returns the numbers of tiles and programs, and whether programs share a tile (then a second launch follows)."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = tile_steps(K, config)
     programs = min(sm_count(device), tiles * steps)
@@ -157,15 +157,15 @@ def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) ->
 def by_pointers(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  Adds a second launch if programs share a tile."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    tiles, programs, cut = _shares(M, K, N, config, of.a.device)
+    tiles, programs, has_shared_tiles = _shares(M, K, N, config, of.a.device)
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     scalars = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     rows = min(config.block_m, 16)
-    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ROWS": rows}
     # For K = 1 no tile is cut; Triton 3.6 could not compile the second launch for it.
-    fix_up = (tiles, config.block_m // rows), (M, N, K, programs, stride_rm, stride_om), {**has, **sizes}
-    return programs, scalars, constants(of), fix_up if cut else None
+    fix_up_args = (tiles, config.block_m // rows), (M, N, K, programs, stride_rm, stride_om), {**addend_flags, **sizes}
+    return programs, scalars, constants(of), fix_up_args if has_shared_tiles else None
 
 
 @kernel(
@@ -193,9 +193,9 @@ def stream_k(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` in fp32.  Allocates two fp32 tiles per SM.  Two runs agree bit for bit."""
-    programs, scalars, constants, fix_up = bound
-    partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
-    _gemm[(programs,)](a, b, bias, residual, c, partial, *scalars, **constants)
-    if fix_up is not None:
-        grid, scalars, constants = fix_up
-        _fix_up[grid](bias, residual, c, partial, *scalars, **constants)
+    programs, scalars, constants, fix_up_args = bound
+    partial_sums = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
+    _gemm[(programs,)](a, b, bias, residual, c, partial_sums, *scalars, **constants)
+    if fix_up_args is not None:
+        grid, scalars, constants = fix_up_args
+        _fix_up[grid](bias, residual, c, partial_sums, *scalars, **constants)

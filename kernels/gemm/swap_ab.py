@@ -1,10 +1,10 @@
-"""Implements the kernel `swap_ab`, the version after `split_k`: C^T = W A^T.  So the weight rows are wgmma's M of 64,
-and the batch is N.
+"""Implements the kernel `swap_ab`, the version after `split_k`: computes C^T = W A^T.  So the weight rows are wgmma's M
+of 64, and the batch is N.
 
-wgmma computes 64 rows by n columns, n a multiple of 8.  A batch of 1 is padded to 8 as columns, but to 64 as rows
-(CUTLASS issue 1176 and DeepGEMM say the same).  If the weight has too few tiles (of 64 or 128 rows) for the SMs, K is
-split over a cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order.  This needs
-no workspace, no second launch, and no counter that must be zero before the next launch.
+wgmma computes 64 rows by n columns, where n is a multiple of 8.  So a batch of 1 is padded to 8 as columns, but to 64
+as rows (CUTLASS issue 1176 and DeepGEMM say the same).  If the weight has too few tiles (of 64 or 128 rows) for the
+SMs, K is split over a cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order.
+This needs no workspace, no second launch, and no counter that must be zero before the next launch.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -29,11 +29,11 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
-LOADERS = 128 + 32
+FIXED_THREADS = 128 + 32
 """The threads that load: 128 for the weight, 32 for `a`.  Another 128 threads multiply each 64 rows of the weight."""
 PIECE_BYTES = 128
 """The bytes along K of a piece of a row: the widest swizzle."""
-COLUMNS = (8, 16, 32, 64)
+TILE_COLUMNS = (8, 16, 32, 64)
 """The possible numbers of rows of `a` per tile.  Each further tile of rows reads the weight again."""
 RING_BYTES = 112 * 1024
 """The bytes of the ring, half of an SM's shared memory.  Two CTAs fit; a single CTA keeps over 80 KB in flight."""
@@ -42,7 +42,7 @@ LEAST_CTAS = 9 * HOPPER_SMS // 10
 
 @dataclass(frozen=True)
 class SwapAbConfig:
-    """A config: the tile sizes, the depth of the ring buffer, and the split of K."""
+    """A config: the tile sizes, the slots of the ring buffer, and the number of CTAs among which K is split."""
 
     block_m: int
     """The number of rows of `a` in a tile: the N of wgmma."""
@@ -56,40 +56,40 @@ class SwapAbConfig:
 
 def columns(case: Case) -> int:
     """Returns the number of rows of `a` per tile: M rounded up to a power of two, from 8 to 64."""
-    return min(max(next_power_of_2(int(case["M"])), COLUMNS[0]), COLUMNS[-1])
+    return min(max(next_power_of_2(int(case["M"])), TILE_COLUMNS[0]), TILE_COLUMNS[-1])
 
 
 def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources: a ring buffer in shared memory, reused for the sums, and accumulators in registers."""
+    """Returns a CTA's resources.  Shared memory holds the ring buffer; the partial sums later use the same memory."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
+    share_k = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
     tile = (config.block_m + config.block_n) * config.block_k
     return Footprint(
-        threads=LOADERS + 2 * config.block_n,
+        threads=FIXED_THREADS + 2 * config.block_n,
         registers=config.block_m // 2 + 24,
         shared_bytes=config.num_stages * tile * scheme.activation.itemsize,
         ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * config.block_m * config.block_n * depth,
+        tensor_flops=2.0 * config.block_m * config.block_n * share_k,
     )
 
 
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Returns whether a config is legal.
 
-    A tile must have the number of rows of `a` that `columns` returns.  Each share of K must have at least `block_k`
-    values. The ring buffer must have space for the sums.  A row of a tile must have one or two pieces of 128 bytes.  A
-    thread's rows are then 8 or 16 rows apart and have the same swizzle."""
-    needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
-    sums_fit = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
-    shares = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return config.block_m == columns(case) and pieces in (1, 2) and sums_fit and shares
+    A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values. The
+    partial sums must fit into the ring buffer.  A row of a tile must have one or two pieces of 128 bytes.  The rows of
+    a thread are then 8 or 16 rows apart and have the same swizzle."""
+    resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
+    sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
+    shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
+    return config.block_m == columns(case) and row_pieces in (1, 2) and sums_fit and shares_fit
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Returns the default config.  It has 128 weight rows per tile if sharing the tile of `a` pays, else 64.
+    """Returns the default config.  A tile has 64 weight rows, or 128 if this saves enough reads of `a`.
 
-    The split of K is the smallest that gives every SM a CTA.  If possible all CTAs run at once, two per SM.  They share
-    the bandwidth, so one more CTA on some SMs costs nothing.  A second wave would cost time."""
+    The split of K is the smallest that gives every SM a CTA.  If possible, all CTAs run at once, two per SM.  They
+    share the bandwidth, so one more CTA on some SMs costs nothing.  A second wave would cost time."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
@@ -97,15 +97,15 @@ def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
     k_split = 1
     while cdiv(M, block_m) * cdiv(N, block_n) * k_split < LEAST_CTAS and k_split < 8 and 8 * k_split * block_k <= K:
         k_split *= 2
-    stage = (block_m + block_n) * block_k * scheme.activation.itemsize
-    return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage, 8), k_split)
+    stage_bytes = (block_m + block_n) * block_k * scheme.activation.itemsize
+    return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage_bytes, 8), k_split)
 
 
 TUNING = Tuning(
     SwapAbConfig,
     space(
         SwapAbConfig,
-        (COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)),
+        (TILE_COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)),
         in_bytes=True,
         num_stages=(3, 4, 5, 6, 8, 12),
         split=(1, 2, 4, 8),
@@ -120,8 +120,8 @@ def divided(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: compiler options, grid, scalars, shared memory."""
     a, b, config = of.a, of.b, of.config
     (K, N), M, size = b.shape, a.shape[0], a.element_size()
-    options = _cuda.macros(
-        ELEMENT=_cuda.ELEMENTS[a.dtype],
+    compiler_options = _cuda.macros(
+        ELEMENT=_cuda.ELEMENT_CODES[a.dtype],
         BLOCK_M=config.block_m,
         WARPGROUPS=config.block_n // 64,
         PIECES=config.block_k * size // PIECE_BYTES,
@@ -130,9 +130,9 @@ def divided(of: Arguments) -> Any:
     )
     steps = cdiv(cdiv(K, config.block_k), config.split)
     return (
-        options,
+        compiler_options,
         (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
-        (LOADERS + 2 * config.block_n,),
+        (FIXED_THREADS + 2 * config.block_n,),
         (*map(np.int32, (M, N, K, steps)), *map(np.int64, _operands.row_strides(of))),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
     )
@@ -171,7 +171,7 @@ def swap_ab(
     config: SwapAbConfig,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` by wgmma, in fp32.  Reads the weight again for every 64 rows of `a`."""
-    options, grid, threads, scalars, shared_bytes = bound
-    compiled = _cuda.load(SOURCE, "swap_ab", options=options, dependent=pdl_is_on())
-    compiled(grid, threads, a, b, bias, residual, c, *scalars, shared_bytes=shared_bytes)
+    """Computes `a @ b + bias + residual` by wgmma, in fp32.  Reads the whole weight once for every 64 rows of `a`."""
+    compiler_options, grid, threads, scalars, shared_bytes = bound
+    compiled_kernel = _cuda.load(SOURCE, "swap_ab", options=compiler_options, dependent=pdl_is_on())
+    compiled_kernel(grid, threads, a, b, bias, residual, c, *scalars, shared_bytes=shared_bytes)

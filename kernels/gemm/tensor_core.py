@@ -1,18 +1,18 @@
 """Implements the kernel `tensor_core`, the version after `naive`: the tensor cores multiply tiles of `block_k` values
 along K.
 
-Consecutive CTAs take tiles of one group of tile rows (as in Triton's matmul tutorial), so the group's part of A stays
-in L2.  Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
+Consecutive CTAs compute the tiles of a few tile rows (as in Triton's matmul tutorial), so the rows of A stay in L2.
+Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
 
 Also implements the kernel `pipelined`, the version after `tensor_core`: the same code with two or more stages.  The
 tiles of the next products travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns
 loads into cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.async copies 4 bytes or more.
-In 16 bits a load stays a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
+In 16 bits Triton uses a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
 
 The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
-loop, Triton 3.6 does not (read in the PTX; the emulator reports a race).  This affects this kernel, split_k and
-stream_k with 64 rows or more.  So an engine does not use a kernel if the kernel's `fenced_since` is newer than the
-engine's Triton.
+loop, Triton 3.6 does not (read in the PTX; the emulator reports a race).  With 64 rows or more this affects the kernels
+`pipelined`, `split_k` and `stream_k`.  `fenced_since` is the first version of Triton with the fence.  An engine with an
+older Triton does not use the kernel.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def _gemm(
     # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    k_offsets = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + k_offsets.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + k_offsets.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Triton places the waits.  One stage: all warps have stored their parts of the tiles, and wgmma sees them, before
     # the product; the product is done before the tiles are overwritten.  More stages: a tile's copies have arrived
     # before its product, and the product before it has read its slot before that is filled again.
     for k in range(0, K, BLOCK_K):
-        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         # Triton's default would round fp32 operands to TF32.
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
@@ -66,7 +66,7 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes the grid, sizes and strides, and the constants of a launch."""
+    """Computes launch arguments from shapes, strides and options: the grid, sizes, strides and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)
@@ -101,8 +101,8 @@ def tensor_core(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on tensor cores.  Uses FMAs in fp32, unless `precision` is `tf32`."""
-    grid, scalars, flags = bound
-    _gemm[grid](a, b, bias, residual, c, *scalars, **flags)
+    grid, scalars, kernel_constants = bound
+    _gemm[grid](a, b, bias, residual, c, *scalars, **kernel_constants)
 
 
 @kernel(
@@ -131,5 +131,5 @@ def pipelined(
     bound: Any,
 ) -> None:
     """Computes the same result as `tensor_core`, and loads the next tiles during a product."""
-    grid, scalars, flags = bound
-    _gemm[grid](a, b, bias, residual, c, *scalars, **flags)
+    grid, scalars, kernel_constants = bound
+    _gemm[grid](a, b, bias, residual, c, *scalars, **kernel_constants)

@@ -1,16 +1,17 @@
 """Implements the kernel `warp_specialized`, the version after `persistent`: one warpgroup only loads, two only
 multiply.
 
-A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads when a slot in shared memory
-is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share the tile of B, and 128
-x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the other
-consumer uses the tensor cores.  Both consumers store at the same time, and no product runs then.
+A CTA has 384 threads.  The producer warpgroup gives up registers (`setmaxnreg`).  It issues a TMA load when a slot in
+shared memory is free, also during the epilogue.  Each of two consumer warpgroups multiplies half of a tile's rows. Both
+share the tile of B, and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the
+slot; meanwhile the other consumer uses the tensor cores.  Both consumers store at the same time, and no product runs
+then.
 
 Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it ignores the
-option (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton's pass halves the loads of `a` along M, but not
-the box of a map from the host.  Triton 3.7 refuses to compile that.  Triton 3.6 copies 128 rows into memory for 64
-rows, on a barrier that expects 64.  So every CTA makes the maps when it starts, in scratch memory that the launcher
-gives to Triton.  The pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
+option (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton halves the loads of `a`, but not the box of a
+tensor map that the host made.  Triton 3.7 refuses to compile that.  Triton 3.6 copies 128 rows into the memory of 64
+rows, and its barrier expects 64.  So every CTA makes the maps when it starts, in scratch memory from the launcher.
+Triton cannot divide the epilogue into parts here, so shared memory holds a complete tile of the result.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ SPECIALIZED_BARRIERS = 6
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources: the consumers' accumulators, tiles of `a` and `b`, their barriers, and the result."""
+    """Returns a CTA's resources: accumulators in registers; tiles of `a`, `b` and the result in shared memory."""
     values = config.block_m * config.block_n
-    needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
-    needs = replace(needs, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
-    return one_wave(needs, values * scheme.output.itemsize)
+    resources = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
+    resources = replace(resources, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
+    return one_wave(resources, values * scheme.output.itemsize)
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config has 4 warps and 128 rows or more.  Triton ignores `warp_specialize` with 8 warps."""
+    """Returns whether a config has 4 warps and at least 128 rows.  With 8 warps Triton ignores `warp_specialize`."""
     return config.num_warps == 4 and config.block_m >= 128
 
 
@@ -110,7 +111,7 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocates memory for tensor maps.  torch aligns its allocations, and reuses them in the order of the stream."""
+    """Allocates memory for tensor maps.  torch aligns its allocations, and reuses memory in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 

@@ -2,11 +2,11 @@
 what changes compared with the kernel `x`.  A "peer" is another library's kernel, for comparison.
 
 naive        both operands dequantized to fp32 in memory, one fp32 product
-library      torch._scaled_mm: cuBLASLt on CUDA; promotes its sums (adds partial sums in fp32) unless `fast_accum` is
+library      torch._scaled_mm: cuBLASLt on CUDA; adds partial sums in fp32 ("promotes" them) unless `fast_accum` is
              True
-fast_accum   over naive: TMA and the fp8 tensor cores, all of K in Hopper's accumulator of 14 bits
+fast_accum   over naive: TMA and the fp8 tensor cores; Hopper's accumulator of 14 bits sums all of K
 promoted     over fast_accum: CUDA cores add the sums of each 128 values along K in fp32, with the block scales
-promoted_ws  over promoted: one warp loads, and up to three warpgroups alternate between wgmma and adding
+promoted_ws  over promoted: one warp loads; of up to three warpgroups, one adds while another runs wgmma
 multicast    over promoted_ws, in CUDA C++: two CTAs of a cluster need the same columns of B, and load them once
 deep_gemm    peer: DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 

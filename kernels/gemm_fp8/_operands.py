@@ -13,17 +13,17 @@ from rooflab.kernels.gemm_fp8._configs import BLOCK_K
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-BLOCKS, ONE_EACH = "a_scale[1:]", "not a_scale[1:]"
+HAS_BLOCK_SCALES, ONE_EACH = "a_scale[1:]", "not a_scale[1:]"
 """The `holds` of kernels that take one kind of scales: block scales have a second dimension, so a second stride."""
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:
-    """Returns whether the scales are block scales.  Otherwise each operand has a single scale."""
+    """Returns whether the operands have block scales.  Otherwise each operand has a single scale."""
     return a_scale.ndim == 2
 
 
 def scale_strides(of: Arguments) -> tuple[int, ...]:
-    """Returns the strides of both block scales, or four zeros if each operand has a single scale."""
+    """Returns the strides of the block scales of `a` and `b`, or four zeros if each operand has a single scale."""
     return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
 
 
@@ -41,7 +41,7 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns the result of `why_no_tma`, or None for empty operands.  With `stores`, TMA must store the result too."""
+    """Returns the reason of `why_no_tma`, or None for empty operands.  With `stores`, checks the store by TMA too."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None
@@ -61,7 +61,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of each operand once.  The best tile order comes close to this traffic."""
+    """Counts the bytes of each operand once.  A GEMM with a good tile order comes close to this traffic."""
     a, b = inputs.a, inputs.b
     return Traffic(nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), 2 * a.shape[0] * b.shape[1])
 

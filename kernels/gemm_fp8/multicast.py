@@ -1,11 +1,11 @@
-"""Implements the kernel `multicast`, the version after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared
-columns once.
+"""Implements the kernel `multicast`, the version after `promoted_ws`, in CUDA C++: two CTAs of a cluster need the same
+columns of `b`, and load them once.
 
 For 128 values along K, a tile of 192 x 128 reads 40 KB from L2.  At the rate of the tensor cores this is 53 bytes per
 clock and SM, more than any measured rate of Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads
 half of the tile of `b` for both (TMA's multicast, as DeepGEMM does).  So a CTA reads 32 KB, or 43 bytes per clock.  The
-device code is `lib/multicast.cu`.  A consumer warpgroup waits for its product of 128 values along K.  It adds the
-product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
+device code is `lib/multicast.cu`.  A consumer warpgroup multiplies 128 values along K and waits for the product.  It
+adds the product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)),
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
-    """Returns `a`, `b.mT` and `c` as rows in memory, for tensor maps.  Raises `ValueError` if TMA cannot store `c`."""
+    """Describes `a`, `b.mT` and `c` as contiguous rows for TMA.  Raises `ValueError` if TMA cannot store `c`."""
     return *stored_operands(of.a, of.b), stored_output(of.c)
 
 
@@ -68,7 +68,7 @@ def multicast(
     config: ClusterTile,
     bound: tuple[Stored, ...],
 ) -> None:
-    """Computes the same sums as `promoted`.  TMA multicasts `b` to the CTAs of a cluster."""
+    """Computes the same result as the kernel `promoted`.  TMA multicasts `b` to the two CTAs of a cluster."""
     a_map, b_map, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8",

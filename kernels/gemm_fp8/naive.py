@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rooflab.kernels.gemm_fp8._operands import block_scaled
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.gemm_fp8 import GROUP
+from rooflab.reference.gemm_fp8 import GROUP_SIZE
 
 
 @kernel(backend="torch")
@@ -16,7 +16,7 @@ def naive(
     """Computes `(a_scale * a) @ (b_scale * b) + bias` in fp32, rounded to bf16 once.  Operands may have any strides."""
     K, N = b.shape
     if block_scaled(a_scale):
-        a_scale = a_scale.repeat_interleave(GROUP, 1)[:, :K]
-        b_scale = b_scale.repeat_interleave(GROUP, 0)[:K].repeat_interleave(GROUP, 1)[:, :N]
+        a_scale = a_scale.repeat_interleave(GROUP_SIZE, 1)[:, :K]
+        b_scale = b_scale.repeat_interleave(GROUP_SIZE, 0)[:K].repeat_interleave(GROUP_SIZE, 1)[:, :N]
     product = (a.float() * a_scale) @ (b.float() * b_scale)
     c.copy_(product if bias is None else product + bias.float())

@@ -1,11 +1,11 @@
-"""Implements the kernel `promoted`, the version after `fast_accum`: after each 128 values along K, adds the scaled sum
-to an fp32 accumulator.
+"""Implements the kernel `promoted`, the version after `fast_accum`: adds the product of each 128 values along K to an
+fp32 accumulator ("promotes" it).
 
 Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So each 128 values along K begin a new sum, and CUDA cores
-add it in fp32.  With one scale per operand this takes one add per output.  With 1 x 128 and 128 x 128 block scales it
-takes one multiply-add.  The code does this explicitly.  Triton's option `max_num_imprecise_acc=128` does not work in a
-pipelined loop: Triton's PTX adds the registers before it waits for the wgmma that writes them (read in Triton 3.7.1's
-PTX).
+add the finished sum in fp32.  With one scale per operand this takes one add per output.  With 1 x 128 and 128 x 128
+block scales it takes one multiply-add.  The kernel does not use Triton's option `max_num_imprecise_acc=128`, which
+gives wrong results in a pipelined loop.  There Triton's PTX adds the registers before it waits for the wgmma that
+writes them (read in Triton 3.7.1's PTX).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def promoted(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `(a_scale * a) @ (b_scale * b) + bias`.  Adds the sums of 128 values along K in fp32."""
+    """Computes `(a_scale * a) @ (b_scale * b) + bias`.  Adds the product of each 128 values along K in fp32."""
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
         a_map(a),

@@ -3,10 +3,10 @@ overlap another warpgroup's wgmma.
 
 In `promoted` all warps wait for a product, then all add it to the fp32 sums ("promote").  Meanwhile the tensor cores
 are idle.  Here each 64 rows of the tile belong to a consumer warpgroup that waits only for the producer warp.  So a
-consumer multiplies while another consumer promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).
-CTAs are persistent: the producer loads the next tile and TMA stores the last tile while consumers work.  With 128 rows
-per consumer the kernel would read less from L2.  But it would spill 136 bytes per thread with block scales, because
-ptxas gives the products of both halves separate registers.
+consumer multiplies while another consumer promotes.  This is DeepGEMM's design, with a third consumer if there are
+enough rows.  CTAs are persistent: the producer loads the next tile and TMA stores the last tile while consumers work.
+With 128 rows per consumer the kernel would read less from L2.  But it would spill 136 bytes per thread with block
+scales, because ptxas gives the products of both halves separate registers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True)
 class ConsumerTile:
-    """A config: the tile sizes and the depth of the ring buffer.  A consumer warpgroup has 64 rows of a tile."""
+    """A config: the tile sizes and the slots of the ring buffer.  A consumer warpgroup has 64 rows of a tile."""
 
     block_m: int
     block_n: int
@@ -59,13 +59,13 @@ class ConsumerTile:
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds the ring buffer, and the tile that is stored.  `registers` counts the registers at launch, which
-    the kernel redistributes.  The producer is one warp but counts as four, because a warpgroup gets its registers as a
-    whole."""
+    Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number at launch;
+    later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts as four,
+    because the hardware gives registers to a complete warpgroup."""
     warps = 4 * (config.block_m // 64 + 1)
-    ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
-    registers = min(HOPPER.registers // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
-    return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
+    resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
+    registers = min(HOPPER.registers // resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)
+    return one_wave(replace(resources, registers=registers), 2 * config.block_m * config.block_n)
 
 
 # By rows and columns of the result; unmeasured.
@@ -122,13 +122,13 @@ def _produce(
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         for k in range(0, K, BLOCK_K):
             slot = step % STAGES
-            bar = full.index(slot)
+            full_barrier = full.index(slot)
             mbarrier.wait(empty.index(slot), (step // STAGES & 1) ^ 1)
-            mbarrier.expect(bar, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
-            async_load(b_map, [column, k], bar, b_ring.index(slot))
+            mbarrier.expect(full_barrier, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
+            async_load(b_map, [column, k], full_barrier, b_ring.index(slot))
             for consumer in gl.static_range(CONSUMERS):
                 a_slot = a_ring.index(slot * CONSUMERS + consumer)
-                async_load(a_map, [row + 64 * consumer, k], bar, a_slot)
+                async_load(a_map, [row + 64 * consumer, k], full_barrier, a_slot)
             step += 1
 
 
@@ -141,7 +141,7 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
     stride_am, stride_ak, stride_bk, stride_bn, stride_om = strides
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
-    zeros = gl.zeros((64, BLOCK_N), gl.float32, layout)
+    zero_tile = gl.zeros((64, BLOCK_N), gl.float32, layout)
     staged = c_staged.index(WHICH)
     step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
@@ -152,7 +152,7 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
         if BLOCK_SCALES:
             a_scales = a_scale_ptr + rows * stride_am
             b_scales = b_scale_ptr + (column // BLOCK_K).to(gl.int64) * stride_bn
-        sums = zeros
+        sums = zero_tile
         for _ in range(0, K, BLOCK_K):
             slot = step % STAGES
             if BLOCK_SCALES:
@@ -164,7 +164,7 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
             mbarrier.wait(full.index(slot), step // STAGES & 1)
             a_tile = a_ring.index(slot * CONSUMERS + WHICH)
             b_tile = b_ring.index(slot).permute((1, 0))
-            product = warpgroup_mma(a_tile, b_tile, zeros, use_acc=False, is_async=True)
+            product = warpgroup_mma(a_tile, b_tile, zero_tile, use_acc=False, is_async=True)
             product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
             mbarrier.arrive(empty.index(slot), count=1)
             sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
@@ -277,7 +277,7 @@ def promoted_ws(
     config: ConsumerTile,
     bound: Any,
 ) -> None:
-    """Computes the same sums as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
+    """Computes the same result as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
     a_map, b_map, c_map, by_tma, grid, scalars, constants = bound
-    target = c if by_tma else c.new_empty((1, 8))
-    _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *scalars, **constants)
+    map_target = c if by_tma else c.new_empty((1, 8))
+    _gemm[grid](a_map(a), b_map(b), c_map(map_target), a_scale, b_scale, bias, c, *scalars, **constants)

@@ -1,14 +1,15 @@
 """Kernels of the op gemm_grouped: multiplies each expert's rows of A by the expert's matrix of B.
 
-The rows are sorted by expert, and `offsets` is on the device.  "over x" says what changes compared with the kernel `x`.
+The rows are sorted by expert.  `offsets` (the first row of each expert) is on the device.  "over x" says what changes
+compared with the kernel `x`.
 
-naive        the host reads the offsets and calls one product per expert with rows
+naive        the host reads the offsets and calls one matrix product per expert with rows
 library      `torch._grouped_mm`: one CUTLASS launch on Hopper in bf16; refused on CUDA if torch would loop instead
 grouped      over naive: one Triton launch in which each CTA finds its expert and tile; the host reads no offset and
-             bounds the grid by the shapes. Loads by cp.async, tiles of 16 rows and more, any strides. For decode
-tma          over grouped: whole tiles by TMA, through one map for all experts; stores through pointers
+             launches the maximum number of CTAs. Loads by cp.async, tiles of 16 rows and more, any strides. For decode
+tma          over grouped: complete tiles by TMA, through one map for all experts; stores through pointers
 cooperative  over tma: one CTA per SM loops over the existing tiles; one warp loads, two warpgroups multiply; it skips a
-             half tile without rows, and stores whole tiles by TMA
+             half tile without rows, and stores complete tiles by TMA
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_grouped.md.
 """

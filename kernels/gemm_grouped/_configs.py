@@ -1,5 +1,4 @@
-"""Defines the tiles of gemm_grouped: their number at launch, the resources of a CTA, and the default configs of the
-Triton kernels.
+"""Defines the configs of gemm_grouped's Triton kernels, the maximum number of tiles, and the resources of a CTA.
 
 The host does not know the number of rows of an expert.  A row panel is a row of tiles, with `BLOCK_M` rows.  Expert `e`
 may use the panels from index `offsets[e] // BLOCK_M + e`.  It needs at most `offsets[e + 1] // BLOCK_M - offsets[e] //
@@ -19,7 +18,7 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def panels(T: int, E: int, block_m: int) -> int:
-    """Returns a number of panels (`block_m` rows each) that is enough for any division of `T` rows into `E` groups."""
+    """Returns the maximum number of row panels (`block_m` rows each) for `T` rows and `E` experts."""
     return T // block_m + E
 
 
@@ -29,13 +28,13 @@ def tile_count(config: Any, case: Case) -> int:
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns the resources of a CTA, as in the op gemm.  The grid has a CTA for each tile that the result may need."""
+    """Returns the resources of a CTA, as in the op gemm.  The grid has a CTA for each tile that may be needed."""
     return tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for the tables of default configs.  They are `rows` (an expert's average rows), `outputs` (elements
-    of the result), `columns` (columns of all experts' matrices), and `tensor_cores` as in the op gemm."""
+    """Returns the values by which tables select default configs: `rows` (average per expert), `outputs` (elements of
+    the result), `columns` (of all experts' matrices), and `tensor_cores` (0 if threads multiply by FMAs, else 1)."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 

@@ -1,4 +1,4 @@
-"""Reads the offsets of gemm_grouped on the host, for functions that count memory traffic and for a launcher."""
+"""Reads the offsets of gemm_grouped on the host.  A launcher and the functions that count memory traffic need them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rooflab.roofline.model import Traffic
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
-    """Yields the number of rows of each expert that has rows.  Waits for the device; only traffic counts use it."""
+    """Yields the number of rows of each expert that has rows.  Waits for the device, so only traffic counts use it."""
     bounds = offsets.tolist()
     return (end - start for start, end in itertools.pairwise(bounds) if end > start)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of an expert's matrix once for each group of the expert's tile rows."""
+    """Counts the bytes of `a` once.  Counts an expert's matrix once for each group of the expert's tile rows."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
-    reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))
-    return Traffic(nbytes(a, offsets) + reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())
+    b_reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))
+    return Traffic(nbytes(a, offsets) + b_reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())

@@ -4,13 +4,13 @@ multiply.
 The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile, of any expert, while the
 last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  A half without rows
 of the expert is neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  The kernel counts
-only the existing tiles, so CTAs share them evenly.  A grid whose size the host bounds cannot do that.  TMA stores a
-tile if all its rows are the expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x",
-example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
+only the existing tiles, so CTAs share them evenly.  A host that does not read the offsets cannot do that.  TMA stores a
+tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x",
+example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to complete tiles.
 
-The ring and its barriers are as in gemm/cooperative.py.  The producer and the consumers keep the running sum of the
-experts' row panels in registers, one or a few experts per thread.  So they find a tile's expert by two reductions.  A
-consumer finds its next tile while its last product is in flight.
+The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  The producer and the consumers
+keep the running sum of the experts' row panels in registers, one or a few experts per thread.  So they find a tile's
+expert by two reductions.  A consumer finds its next tile while its last product is in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
@@ -47,13 +47,13 @@ LEAST_EXPERTS = 32
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA: the ring buffer, and the part of the result that is staged for the store."""
+    """Returns a CTA's resources.  Shared memory holds the ring buffer, and part of a finished tile before its store."""
     staged, tiles = config.block_m * config.store_n, tile_count(config, case)
     return ring_footprint(config, config.block_n, tiles, staged, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal: a tile is staged for the store as a whole or in halves."""
+    """Returns whether a config is legal: a finished tile is copied to shared memory at once or in two halves."""
     return config.store_n in (config.block_n, config.block_n // 2)
 
 
@@ -80,9 +80,9 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """Returns the running sum of the experts' row panels: for each expert, the panels of all experts up to this one."""
-    per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
-    layout: gl.constexpr = gl.BlockedLayout([per_thread], [32], [WARPS], [0])
+    """Returns the running sum of the experts' row panels (rows of tiles).  An expert's own panels are in its sum."""
+    experts_per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
+    layout: gl.constexpr = gl.BlockedLayout([experts_per_thread], [32], [WARPS], [0])
     experts = gl.arange(0, BLOCK_E, layout)
     expert_starts = gl.load(offsets + experts, mask=experts < E, other=0)
     expert_ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
@@ -92,9 +92,9 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
     """Returns a tile's expert, its first row, the end of the expert's rows, and the tile's column (in tiles)."""
-    earlier = panels * tiles_n <= tile
-    expert = gl.sum(earlier.to(gl.int32), 0)
-    expert_tile = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
+    is_earlier = panels * tiles_n <= tile
+    expert = gl.sum(is_earlier.to(gl.int32), 0)
+    expert_tile = tile - gl.max(gl.where(is_earlier, panels, 0), 0) * tiles_n
     start = gl.load(offsets + expert)
     end = gl.load(offsets + expert + 1)
     group_tiles = GROUP_M * tiles_n
@@ -119,15 +119,15 @@ def _produce(
         for step in range(steps):
             mbarrier.wait(empty.index(2 * slot), phase)
             mbarrier.wait(empty.index(2 * slot + 1), phase)
-            bar = full.index(slot)
+            full_barrier = full.index(slot)
             k = step * BLOCK_K
             if both_halves:
-                mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
-                async_load(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
+                mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + b.block_type.nbytes)
+                async_load(a, [row + BLOCK_M // 2, k], full_barrier, a_ring.index(2 * slot + 1))
             else:
-                mbarrier.expect(bar, a.block_type.nbytes + b.block_type.nbytes)
-            async_load(a, [row, k], bar, a_ring.index(2 * slot))
-            async_load(b, [column, k], bar, b_ring.index(slot))
+                mbarrier.expect(full_barrier, a.block_type.nbytes + b.block_type.nbytes)
+            async_load(a, [row, k], full_barrier, a_ring.index(2 * slot))
+            async_load(b, [column, k], full_barrier, b_ring.index(slot))
             slot, phase = advance(slot, phase, full)
 
 
@@ -172,8 +172,8 @@ def _consume(
     _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         # Nothing is loaded for a half of the tile without rows of the expert.
-        mine = gl.where(row + HALF * ROWS < end, steps, 0)
-        for step in range(mine):
+        consumer_steps = gl.where(row + HALF * ROWS < end, steps, 0)
+        for step in range(consumer_steps):
             mbarrier.wait(full.index(slot), phase)
             a_tile = a_ring.index(2 * slot + HALF)
             b_tile = b_ring.index(slot).permute((1, 0))
@@ -183,25 +183,25 @@ def _consume(
             mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
             last_slot = slot
             slot, phase = advance(slot, phase, full)
-        following = min(tile + gl.num_programs(0), tiles - 1)
-        _, row_after, end_after, tile_after = _find(following, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        next_tile = min(tile + gl.num_programs(0), tiles - 1)
+        _, next_row, next_end, next_tile_n = _find(next_tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=mine > 0)
-        for _ in range(mine, steps):
+        mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=consumer_steps > 0)
+        for _ in range(consumer_steps, steps):
             mbarrier.wait(full.index(slot), phase)
             mbarrier.arrive(empty.index(2 * slot + HALF))
             slot, phase = advance(slot, phase, full)
-        if mine > 0:
+        if consumer_steps > 0:
             total = accumulator.to(out_map.dtype)
-            first = row + HALF * ROWS
+            first_row = row + HALF * ROWS
             column = tile_n * BLOCK_N
             if STORE_N == BLOCK_N:
-                _store(out_map, out_ptr, stride_ot, total, staged, first, end, column, N)
+                _store(out_map, out_ptr, stride_ot, total, staged, first_row, end, column, N)
             else:
                 left_part, right_part = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
-                _store(out_map, out_ptr, stride_ot, left_part, staged, first, end, column, N)
-                _store(out_map, out_ptr, stride_ot, right_part, staged, first, end, column + STORE_N, N)
-        row, end, tile_n = row_after, end_after, tile_after
+                _store(out_map, out_ptr, stride_ot, left_part, staged, first_row, end, column, N)
+                _store(out_map, out_ptr, stride_ot, right_part, staged, first_row, end, column + STORE_N, N)
+        row, end, tile_n = next_row, next_end, next_tile_n
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -239,7 +239,7 @@ def by_maps(of: Arguments) -> Any:
     (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out)
     experts, half_m = expert._replace(rows=E * N, transposed=False), config.block_m // 2
     matrices = (a, half_m, config.block_k), (experts, config.block_n, config.block_k), (out, half_m, config.store_n)
-    maps = [stored.map(rows, columns, of.a.dtype) for stored, rows, columns in matrices]
+    maps = [matrix.map(rows, columns, of.a.dtype) for matrix, rows, columns in matrices]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
     constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
@@ -249,7 +249,7 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon",
     min_sm=90,
-    dtypes={"a": HALVES},
+    dtypes={"a": HALF_DTYPES},
     unsupported=partial(why_not_by_tma, stores=True),
     aligned=("a", "b"),
     empty=lambda of: of.out.zero_(),

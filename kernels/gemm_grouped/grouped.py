@@ -2,9 +2,9 @@
 offsets.
 
 The host does not read the offsets.  It launches the maximum number of CTAs that T rows in E groups can need, and CTAs
-without a tile exit at once.  (vLLM's fused mixture-of-experts kernel also bounds its grid, but pads the rows; here rows
-are not padded.)  While the tensor cores multiply tiles, cp.async loads the next tiles.  The kernel computes the row
-panels of an expert one after another, so it reads the expert's columns of B from HBM once.
+without a tile exit at once.  vLLM's fused mixture-of-experts kernel does the same, but pads the rows; here rows are not
+padded.  While the tensor cores multiply tiles, cp.async loads the next tiles.  The kernel computes all rows of an
+expert one after another, so it reads the expert's columns of B from HBM once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Returns the program's expert, its first row, its column index (in tiles), and the end of the expert's rows.  If
-    the program has no tile, the end is at most the first row."""
+    """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
+    rows. If the program has no tile, the end is not above the first row."""
     experts = tl.arange(0, BLOCK_E)
-    starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    expert_starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
     start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(end - start, BLOCK_M)
@@ -52,14 +52,14 @@ def _gemm(
     # int64, because row * stride passes 2**31 from T * K = 2**31 on, and expert * stride sooner.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + rows[:, None] * stride_at + inner.to(tl.int64)[None, :] * stride_ak
+    k_offsets = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_at + k_offsets.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + expert.to(tl.int64) * stride_be
-    b_ptrs += inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    b_ptrs += k_offsets.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        a = tl.load(a_ptrs, mask=(rows < end)[:, None] & (inner < K - k)[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        a = tl.load(a_ptrs, mask=(rows < end)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
@@ -93,6 +93,6 @@ def by_pointers(of: Arguments) -> Any:
     },
 )
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Multiplies each expert's rows by its matrix on tensor cores (FMAs in fp32).  The host reads no offset."""
+    """Multiplies each expert's rows by its matrix on tensor cores (in fp32 by FMAs).  The host reads no offset."""
     grid, scalars, constants = bound
     _gemm[grid](a, b, offsets, out, *scalars, **constants)

@@ -16,7 +16,7 @@ ALIGNMENT = 16
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of each used expert's matrix once.  The best tile order comes close to this."""
+    """Counts the bytes of `a` once.  Counts each expert's matrix once if the expert has rows."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     count = len(list(group_rows(offsets)))
@@ -26,7 +26,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why torch refuses the operands, or would not use its grouped kernel for them.  Otherwise returns None."""
+    """Returns why torch refuses the operands, or why torch would loop over the experts.  Otherwise returns None."""
     a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
         return f"a: expected bf16, because torch would loop on the host for others on CUDA, got {a.dtype}"
@@ -36,10 +36,10 @@ def unsupported(inputs: Arguments) -> str | None:
         size = matrix.element_size()
         rows, columns = matrix.stride()[-2:]
         # torch does not check the distance between experts, but its kernel's TMA needs it aligned too.
-        apart = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
+        expert_pitch = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
         stride_bytes = max(rows, columns) * size
         address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-        if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or apart % ALIGNMENT or address % ALIGNMENT:
+        if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or expert_pitch % ALIGNMENT or address % ALIGNMENT:
             return (
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
                 f"got strides {tuple(matrix.stride())} of {size} bytes"
@@ -49,6 +49,6 @@ def unsupported(inputs: Arguments) -> str | None:
 
 @kernel(backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"))
 def library(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
-    """Calls `torch._grouped_mm`, which takes no `out`.  The rows of its result may have padding between them."""
+    """Calls `torch._grouped_mm`, which has no argument `out`.  The rows of its result may have padding between them."""
     T, N = a.shape[0], b.shape[2]
     return torch._grouped_mm(a, b, offs=offsets[1:]) if T and N and a.shape[1] else a.new_zeros((T, N))

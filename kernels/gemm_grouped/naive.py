@@ -1,4 +1,4 @@
-"""Implements the kernel `naive`: the host reads the offsets and calls one product per expert with rows, in a loop."""
+"""Implements the kernel `naive`: the host reads the offsets and calls one matrix product per expert with rows."""
 
 from __future__ import annotations
 

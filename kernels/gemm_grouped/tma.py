@@ -1,7 +1,7 @@
-"""Implements `tma`, the version after `grouped`: TMA loads whole tiles, by a map of A and a three-dimensional map of B.
+"""Implements `tma`, the version after `grouped`: TMA loads complete tiles, by a map of A and a map of B in 3D.
 
-A tile of A may contain rows of the next expert; the kernel does not use their products.  Pointers store the result,
-because a map knows the edges of the result, not of a group.  Gains and costs of TMA: gemm/tma.py.
+A tile of A may contain rows of the next expert.  The kernel multiplies these rows but does not store their results.
+Pointers store the result, because TMA stops only at the edges of the complete result.  Gains and costs: gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Returns the program's expert, its first row, its column index (in tiles), and the end of the expert's rows.  If
-    the program has no tile, the end is at most the first row."""
+    """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
+    rows. If the program has no tile, the end is not above the first row."""
     experts = tl.arange(0, BLOCK_E)
-    starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    expert_starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
     start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(end - start, BLOCK_M)
@@ -80,9 +80,9 @@ def by_maps(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     a, expert = stored_operands(of.a, of.b)
-    apart = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning
+    pitch = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning
     box = [1, config.block_n, config.block_k]
-    maps = a.map(config.block_m, config.block_k), map_maker(TensorDescriptor, [E, N, K], [apart, expert.stride, 1], box)
+    maps = a.map(config.block_m, config.block_k), map_maker(TensorDescriptor, [E, N, K], [pitch, expert.stride, 1], box)
     grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
     return *maps, grid, (E, N, K, of.out.stride(0)), {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 

@@ -1,4 +1,4 @@
-"""Defines the tiles of gemm_silu_and_mul's Triton kernels: the resources of a CTA, and the default configs."""
+"""Defines the configs to try and the default configs of gemm_silu_and_mul's Triton kernels, and a CTA's resources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns the resources of a CTA, as in the op gemm, for `2 * I` columns."""
+    """Returns the resources of a CTA, as in the op gemm.  `gate` and `up` together have `2 * I` columns."""
     return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
@@ -41,17 +41,17 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA that loads by TMA and stages a tile of the result, at most one CTA per SM."""
+    """Returns a CTA's resources with TMA, at most one CTA per SM.  Shared memory also holds a tile of the result."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for the tables of default configs: `outputs` (elements of the result), and `tensor_cores`."""
+    """Returns the values by which tables select default configs: `outputs` (result elements) and `tensor_cores`."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-_FP32_SIZES = {"tensor_cores": 0}
+_FP32_LIMITS = {"tensor_cores": 0}
 _OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
@@ -65,7 +65,7 @@ FUSED = Tuning(
     ),
     Defaults(
         (
-            (_FP32_SIZES, Config(32, 32, 16, 4, 2)),
+            (_FP32_LIMITS, Config(32, 32, 16, 4, 2)),
             # A decode batch fits rows of mma.sync; then only the bytes in flight matter: 200 KB for two CTAs.
             ({"M": 16, "I": 4223}, Config(16, 16, 128, 4, 5)),
             ({"M": 16}, Config(16, 32, 128, 4, 5)),
@@ -80,7 +80,7 @@ FUSED = Tuning(
     ),
     by_pointers,
 )
-_BY_TMA = space(
+_TMA_CONFIGS = space(
     Config,
     ((64, 128, 256), (16, 32, 64, 128), (128, 256)),
     ((32, 64), (16, 32, 64), (64, 128)),
@@ -90,10 +90,10 @@ _BY_TMA = space(
 )
 TMA = Tuning(
     Config,
-    _BY_TMA,
+    _TMA_CONFIGS,
     Defaults(
         (
-            (_FP32_SIZES, Config(32, 32, 16, 4, 2)),
+            (_FP32_LIMITS, Config(32, 32, 16, 4, 2)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
             ({"M": 256}, Config(64, 128, 64, 4, 2)),
@@ -106,10 +106,10 @@ TMA = Tuning(
 )
 PERSISTENT = Tuning(
     Config,
-    _BY_TMA,
+    _TMA_CONFIGS,
     Defaults(
         (
-            (_FP32_SIZES, Config(32, 32, 16, 4, 2, 16)),
+            (_FP32_LIMITS, Config(32, 32, 16, 4, 2, 16)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
             ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),

@@ -28,8 +28,8 @@ def by_maps(of: Arguments) -> Any:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` and the result once, and of `b` once for each group of tile rows."""
+    """Counts the bytes of `a` and the result once.  Counts `b` once for each group of tile rows."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M = a.shape[0]
-    panels = cdiv(M, config.block_m * config.group_m)
-    return Traffic(nbytes(a) + panels * nbytes(b), M * (b.shape[1] // 2) * a.element_size())
+    b_reads = cdiv(M, config.block_m * config.group_m)
+    return Traffic(nbytes(a) + b_reads * nbytes(b), M * (b.shape[1] // 2) * a.element_size())

@@ -2,9 +2,9 @@
 apply the activation.
 
 The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile while the last tile is
-activated and stored.  The two consumer warpgroups share the tile of gate and up; each has half of the rows of A and its
-own accumulator.  Design and sources are as in gemm's cooperative.  Here a slot of the ring also holds a box of gate
-followed by a box of up.  A consumer reads both boxes as one operand.
+activated and stored.  The two consumer warpgroups share the tile of gate and up.  Each has half of the rows of A and
+its own accumulator.  Design and sources are as in gemm's cooperative.  A slot of the ring holds a box of gate followed
+by a box of up.  A consumer reads both boxes as one operand.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
 from rooflab.kernels.gemm_silu_and_mul._maps import traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers, reinterpret
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 @dataclass(frozen=True)
 class PairRing(LaunchConfig):
-    """A config: a tile of gate and up, and the ring buffer that a producer warp fills."""
+    """A config: a tile with columns of gate and of up, and the ring buffer that a producer warp fills."""
 
     block_m: int
     """The number of rows of a tile.  Each consumer takes half of the rows."""
@@ -53,7 +53,7 @@ class PairRing(LaunchConfig):
 
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA: the ring buffer, and the result that is staged for the store."""
+    """Returns a CTA's resources.  Shared memory holds the ring buffer, and a finished tile before its store."""
     staged, tiles = config.block_m * config.block_i, tile_count(config, case)
     return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
 
@@ -108,19 +108,19 @@ def _produce(
         for step in range(steps):
             mbarrier.wait(empty.index(2 * slot), phase)
             mbarrier.wait(empty.index(2 * slot + 1), phase)
-            bar = full.index(slot)
-            mbarrier.expect(bar, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
+            full_barrier = full.index(slot)
+            mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
             for half_id in gl.static_range(2):
                 row = tile_m * BLOCK_M + half_id * (BLOCK_M // 2)
                 column = tile_i * BLOCK_I + half_id * I  # columns of gate, then the same columns of up
-                async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half_id))
-                async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half_id))
+                async_load(a, [row, step * BLOCK_K], full_barrier, a_ring.index(2 * slot + half_id))
+                async_load(b, [column, step * BLOCK_K], full_barrier, b_ring.index(2 * slot + half_id))
             slot, phase = advance(slot, phase, full)
 
 
 @gluon.jit
 def _silu_product(accumulator, kind: gl.constexpr):
-    """Returns `silu(left) * right` of a tile's left and right halves.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` of a tile `[gate | up]`.  A thread has both values of each position."""
     rows: gl.constexpr = accumulator.shape[0]
     half_columns: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()
@@ -233,7 +233,7 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon",
     min_sm=90,
-    dtypes={"a": HALVES},
+    dtypes={"a": HALF_DTYPES},
     unsupported=why_no_maps,
     aligned=("a", "b"),
     empty=lambda of: of.out.zero_(),

@@ -4,9 +4,9 @@ rounding.
 This saves the write and the read of the product's `2 * I` columns, and two launches.  Triton's software pipelining
 loads the next tiles by cp.async during a product, as in gemm's pipelined.
 
-A tile of B has columns of gate and the same columns of up, so one product gives both.  A warpgroup's instruction reads
-its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each position, so
-separating the halves moves no data.
+A tile of B has columns of gate and the same columns of up, so one product gives both.  A warpgroup's wgmma reads its
+rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values (gate and up) of each
+position, so no data moves between threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
@@ -46,13 +46,13 @@ def _gemm(
     tile_columns = tl.arange(0, 2 * BLOCK_I)
     columns = tile_i.to(tl.int64) * BLOCK_I + tile_columns % BLOCK_I
     b_columns = columns + tile_columns // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same columns of up
-    inner = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
-    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + b_columns[None, :] * stride_bn
+    k_offsets = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + k_offsets.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + k_offsets.to(tl.int64)[:, None] * stride_bk + b_columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
-        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < I)[None, :], other=0.0)
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < I)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K

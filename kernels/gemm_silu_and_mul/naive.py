@@ -1,4 +1,4 @@
-"""Implements `naive`: a product for gate, a product for up, then the activation step by step, as in a model's code."""
+"""Implements `naive`: a product for gate, a product for up, then the activation in steps, as in a model's code."""
 
 from __future__ import annotations
 

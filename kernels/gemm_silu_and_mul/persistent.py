@@ -1,8 +1,8 @@
 """Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
 next tile during a store.
 
-A tile with 128 rows and 256 columns of gate and up takes the registers of an SM.  So no other CTA hides the time in
-which the tile's pipeline fills or its activation runs.  Here the loop over tiles and the loop over K are fused into one
+A tile with 128 rows and 256 columns of gate and up needs all registers of an SM.  So no other CTA of the SM works while
+the tile's pipeline fills or its activation runs.  Here the loop over tiles and the loop over K are fused into one
 (`flatten`), and the loads continue across tiles.  The last wave of tiles takes the same time as before.
 """
 
@@ -24,7 +24,7 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))

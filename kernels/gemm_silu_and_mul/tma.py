@@ -1,4 +1,4 @@
-"""Implements `tma`, the version after `fused`: TMA loads whole tiles, both halves of B in one three-dimensional box.
+"""Implements `tma`, the version after `fused`: TMA loads complete tiles, both halves of B in one three-dimensional box.
 
 The map describes the `[2 * I, K]` weight as `[2, I, K]`.  A box `[2, columns, K]` lies in shared memory as a single
 operand for wgmma.  For the gains and costs of TMA see gemm/tma.py.
@@ -21,7 +21,7 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(left) * right` of a tile's halves, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))

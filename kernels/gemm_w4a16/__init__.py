@@ -1,7 +1,7 @@
 """Kernels of the op gemm_w4a16: `C = A @ W + bias` with bf16 activations and 4-bit weights.
 
-`W = (code - zero) * scale`, in groups of 32, 64 or 128 along K.  "over x" says what changes compared with the kernel
-`x`.  A "peer" is another library's kernel, for comparison.
+`W = (code - zero) * scale`.  32, 64 or 128 weights along K form a group with one scale.  "over x" says what changes
+compared with the kernel `x`.  A "peer" is another library's kernel, for comparison.
 
 naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: ten steps, 41 bytes of traffic
              per weight of half a byte
@@ -14,6 +14,6 @@ dequant_dot  over naive, any rows of A: codes become the left operand of wgmma i
              slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
-Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. Four and eight bits share `gemv`
-(kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
+Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. gemm_w4a16 and gemm_w8a16 share the code of
+`gemv` (kernels/lib/stream.cu) and of `dequant_dot` (kernels/lib/dequant_dot.py).
 """

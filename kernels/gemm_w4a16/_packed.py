@@ -1,10 +1,10 @@
 """Packs the codes of a four-bit weight once, at load.  The packed codes have the size of the original codes.
 
-A chunk of 32 codes along K (16 bytes) consists of four 32-bit words with eight codes each.  Word t holds the codes of
-lane t of a quad (four lanes), for two steps of an mma with 16 values along K.  For s, h and e in (0, 1), the code at `k
-= 16 * s + 8 * h + 2 * t + e` is in the word's four-bit field number `2 * s + h + 4 * e`.  A kernel shifts a word by 0,
-4, 8 and 12 bits.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies
-from registers in the same layout (`dequant_dot`), so it moves no code between lanes.  Codes past K are 0.
+A chunk has 32 codes along K (16 bytes), in four 32-bit words of eight codes.  A quad (four lanes) multiplies a chunk in
+two steps of an mma with 16 values along K.  Word t holds the codes of lane t.  With s, h and e in (0, 1), the code at
+`k = 16 * s + 8 * h + 2 * t + e` is in four-bit field number `2 * s + h + 4 * e` of word t.  A kernel shifts a word by
+0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.
+`dequant_dot` needs the same order in registers, so it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 32
-WORDS = 4
+CHUNK_WORDS = 4
 """The number of 32-bit words for each 32 codes along K."""
 CHUNK_K = 128
 """The number of values along K that a quad of lanes holds at once."""
@@ -29,14 +29,16 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
     N, K = codes.shape
     blocks = -(-K // BLOCK_K)
-    codes = torch.nn.functional.pad(codes, (0, blocks * BLOCK_K - K)).view(N, blocks, 2, 2, WORDS, 2)  # s, h, t, e
-    words = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, blocks * WORDS, 4, 2)
-    return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, blocks * WORDS)
+    codes = torch.nn.functional.pad(codes, (0, blocks * BLOCK_K - K)).view(
+        N, blocks, 2, 2, CHUNK_WORDS, 2
+    )  # s, h, t, e
+    words = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, blocks * CHUNK_WORDS, 4, 2)
+    return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, blocks * CHUNK_WORDS)
 
 
-PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
+PACKED_ARGUMENT = Argument(f"N {CHUNK_WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
 """The result of `pack`, described as an argument of a contract."""
-HOLDS = {
+CONDITIONS = {
     "scale[1] == 1 or G <= 1": "stride 1 along groups",
     "zero is None or zero[1] == 1 or G <= 1": "stride 1 along groups",
     "zero is None or zero[0] == scale[0] or N == 1": "the strides of scale",
@@ -46,5 +48,5 @@ HOLDS = {
 
 
 def subgroups(group: int) -> int:
-    """Returns the number of groups of `group` values along K that a quad of lanes holds at once."""
+    """Returns the number of groups of `group` values in the part of a row that four lanes (a quad) load at once."""
     return CHUNK_K // group

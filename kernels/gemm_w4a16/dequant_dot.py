@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16._packed import HOLDS, PACKED, pack
+from rooflab.kernels.gemm_w4a16._packed import CONDITIONS, PACKED_ARGUMENT, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
 from rooflab.kernels.lib.dequant_dot import Config
@@ -23,7 +23,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes the arguments of `shared.launch` from `of`, the arguments of a call.  A tile has one group along K."""
+    """Computes the arguments of `shared.launch` from `of`, the arguments of the op.  A tile has one group along K."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
@@ -31,8 +31,8 @@ def arranged(of: Arguments) -> Any:
     backend="triton",
     min_sm=90,
     prepare=pack,
-    packed=PACKED,
-    holds=HOLDS,
+    packed=PACKED_ARGUMENT,
+    holds=CONDITIONS,
     bind=arranged,
     traffic=shared.traffic,
     tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128),

@@ -1,11 +1,11 @@
 """The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
 
-A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, 16 bytes per lane.  A
-code becomes bf16 exactly, two codes at a time.  Its bits are put below a power of two, and one subtraction follows (Kim
-et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns, so a second
-row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over
-the warps of a CTA, then over the CTAs of a cluster, for one full wave.  Partial sums are added in distributed shared
-memory in a fixed order, so two runs agree bit for bit.
+A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, 16 bytes per lane.
+The conversion of codes to bf16 is exact, two codes at a time.  A code becomes the low bits of a power of two, and one
+subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight
+with up to 16 columns, so a second row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no
+weight is rounded.  K is split over the warps of a CTA, then over the CTAs of a cluster, to get one full wave of CTAs.
+Partial sums are added in distributed shared memory in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16._packed import CHUNK_K, HOLDS, PACKED, pack, subgroups
+from rooflab.kernels.gemm_w4a16._packed import CHUNK_K, CONDITIONS, PACKED_ARGUMENT, pack, subgroups
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
-from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M, Config
+from rooflab.kernels.lib.stream import MAX_COLUMNS, MAX_M, Config
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments
 
 BITS = 4
-MOST_OF_32 = MOST_COLUMNS // subgroups(32)
+MOST_OF_32 = MAX_COLUMNS // subgroups(32)
 """The most rows of `a` that the kernel multiplies with groups of 32."""
 
 
 def divided(of: Arguments) -> Any:
-    """Computes the arguments of `stream.launch` from `of`, the arguments of a call."""
+    """Divides the work of a call.  Returns the arguments of `stream.launch` for `of`, the arguments of the op."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
@@ -37,10 +37,10 @@ def divided(of: Arguments) -> Any:
     devices=("cuda",),
     requires=("cupy",),
     prepare=pack,
-    packed=PACKED,
+    packed=PACKED_ARGUMENT,
     holds={
-        **HOLDS,
-        f"M <= {MOST_M}": f"M of at most {MOST_M}",
+        **CONDITIONS,
+        f"M <= {MAX_M}": f"M of at most {MAX_M}",
         f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32",
     },
     aligned=("a",),
@@ -68,5 +68,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias` for up to eight rows of `a` (four with groups of 32).  `pack` makes `b` from W."""
+    """Computes `a @ W + bias` for up to eight rows of `a` (up to four with groups of 32).  `b` is `pack(W)`."""
     stream.launch(bound, a, b, scale, zero, bias, c)

@@ -1,10 +1,10 @@
 """The kernel `library` calls torch's matmul with a four-bit weight, `_weight_int4pack_mm`.
 
-The layout differs between devices.  On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes `[N, K / 2]` with the
-even k in the *high* half, and orders the codes for mma.m16n8k16.  `_convert_weight_to_int4pack_for_cpu` takes one code
-per int32.  On both devices, scales and offsets are interleaved: `[K / group, N, 2]` in bf16.  A weight is `(code - 8) *
-scale + offset`.  A zero point becomes `offset = (8 - zero) * scale`, rounded to bf16.  `prepare` packs and interleaves
-once.
+The layout differs between devices.  On CUDA (tinygemm), `_convert_weight_to_int4pack` accepts bytes `[N, K / 2]` with
+the even k in the *high* half.  It orders the codes for mma.m16n8k16.  On a CPU, `_convert_weight_to_int4pack_for_cpu`
+accepts one code per int32.  On both devices, scales and offsets are interleaved in one bf16 tensor `[K / group, N, 2]`.
+A weight is `(code - 8) * scale + offset`.  A zero point becomes `offset = (8 - zero) * scale`, rounded to bf16.
+`prepare` packs and interleaves once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8
 """The number of tiles of 16 along K that are stored together on CUDA: with eight, a thread loads 16 bytes at once."""
-MULTIPLES = {"N": (8, 16), "K": (16 * INNER_K_TILES, 2)}
+SIZE_MULTIPLES = {"N": (8, 16), "K": (16 * INNER_K_TILES, 2)}
 """N and K must be multiples of these numbers: the first on CUDA, the second on a CPU."""
-HOLDS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
+CONDITIONS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
     f"{name} % ({on_cuda} if device == 'cuda' else {on_cpu}) == 0 < {name}": (
         f"{name} in multiples of {on_cuda} on CUDA and of {on_cpu} on a CPU, as torch packs it"
     )
-    for name, (on_cuda, on_cpu) in MULTIPLES.items()
+    for name, (on_cuda, on_cpu) in SIZE_MULTIPLES.items()
 }
 """The conditions that torch (2.11 to 2.13) sets, as its source checks them."""
 
 
 @dataclass(frozen=True)
 class TinygemmWeight(Packed):
-    """A weight's codes (N, K/2) in torch's layout for one device, with scales and offsets."""
+    """Holds a weight's codes (N, K/2) in torch's layout for one device, with scales and offsets."""
 
     pairs: Tensor
     """The scales and offsets, (K / group, N, 2) bf16."""
@@ -47,12 +47,12 @@ class TinygemmWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> TinygemmWeight:
-    """Packs `b` (`[N, K / 2]` uint8), `scale` and `zero` in the layouts that torch takes on the device of `b`.
+    """Packs `b` (`[N, K / 2]` uint8), `scale` and `zero` to the layouts that torch needs on the device of `b`.
 
     Raises `ValueError` if torch cannot pack these sizes."""
     N, K = b.shape[0], 2 * b.shape[1]
-    for (name, (on_cuda, on_cpu)), size in zip(MULTIPLES.items(), (N, K), strict=True):
-        multiple = on_cuda if b.is_cuda else on_cpu
+    for (name, (cuda_multiple, cpu_multiple)), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
+        multiple = cuda_multiple if b.is_cuda else cpu_multiple
         if size % multiple or not size:
             raise ValueError(f"b: expected {name} in multiples of {multiple}, as torch packs it here, got {size}")
     if b.device.type == "cuda":
@@ -67,7 +67,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of every operand once, and one offset for each scale."""
+    """Counts the bytes of every operand once.  Each scale has one offset, which counts too."""
     a, b = inputs.a, inputs.b
     packed = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
@@ -77,18 +77,18 @@ def traffic(inputs: Arguments) -> Traffic:
     backend="torch",
     prepare=pack,
     packed=TinygemmWeight,
-    holds=HOLDS,
+    holds=CONDITIONS,
     traffic=traffic,
     dtypes={"scale": (torch.bfloat16,)},
     contiguous=("a",),
     off={"bias": "torch has no call that adds a bias before it rounds"},
 )
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes `a @ W`.  `pack` stored the weight W with its scale and zero in `b`.  torch's call takes no `out`."""
+    """Computes `a @ W`.  `b` is from `pack`: the weight W with its scale and zero.  torch's function has no `out`."""
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))
     aten = torch.ops.aten
-    product = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
-    result: Tensor = product(a, b.tensor, K // scale.shape[1], b.pairs)
+    matmul = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
+    result: Tensor = matmul(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

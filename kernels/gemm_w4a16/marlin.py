@@ -1,7 +1,7 @@
 """Calls the authors' package `marlin` (Frantar et al., arXiv 2408.11743) as a peer, for comparison.
 
-Marlin takes symmetric codes with groups of 128, and multiplies only fp16.  The call converts the activation to fp16 and
-the result to bf16.  So the measured time includes two small launches that a model in fp16 would not need.
+Marlin accepts symmetric codes with groups of 128, and multiplies only fp16.  The call converts the activation to fp16
+and the result to bf16.  So the measured time includes two small launches.  A model in fp16 would not need them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 GROUP = 128
-MULTIPLES = {"N": 256, "K": 128}
+SIZE_MULTIPLES = {"N": 256, "K": 128}
 SCALE_TILE = 8
 """The size of a tile of scales.  64 neighbours along N are stored as a transposed tile of 8 x 8."""
 
 
 @dataclass(frozen=True)
 class MarlinWeight(Packed):
-    """A weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace that stays all zeros."""
+    """Holds a weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace that stays all zeros."""
 
     scales: Tensor
     """The scales (K / 128, N) fp16, in Marlin's order."""
@@ -38,16 +38,16 @@ class MarlinWeight(Packed):
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
     """Packs `b` (`[N, K / 2]` uint8) by Marlin's own code, with scales of 1.  Then stores `scale` in Marlin's order.
 
-    Raises `ValueError` on sizes that Marlin does not take."""
+    Raises `ValueError` on sizes that Marlin does not accept."""
     N, K = b.shape[0], 2 * b.shape[1]
-    for (name, multiple), size in zip(MULTIPLES.items(), (N, K), strict=True):
+    for (name, multiple), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
         if size % multiple or not size:
             raise ValueError(f"b: expected {name} in multiples of {multiple} for Marlin, got {size}")
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
     linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
     linear.weight.data = codes.half() - INT4_ZERO
-    library: Any = import_module("marlin")
-    layer = library.Layer(K, N, groupsize=GROUP).to(b.device)
+    marlin_module: Any = import_module("marlin")
+    layer = marlin_module.Layer(K, N, groupsize=GROUP).to(b.device)
     layer.pack(linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
     tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
     ordered_scales = tiles.transpose(2, 3).reshape(scale.shape[1], N)
@@ -55,7 +55,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of every operand of Marlin's matmul once, and the bytes of the two dtype conversions."""
+    """Counts the bytes of every operand of Marlin's matmul once, and the bytes of both dtype conversions."""
     a = inputs.a
     M, (N, half_K) = a.shape[0], inputs.b.shape
     scales, result = 2 * inputs.scale.numel(), 2 * M * N
@@ -75,15 +75,15 @@ def traffic(inputs: Arguments) -> Traffic:
     holds={
         "G > 1": "several groups, because Marlin reads a single one in the order of scales of channels",
         f"G * {GROUP} == K": f"groups of {GROUP} for Marlin",
-        f"N % {MULTIPLES['N']} == 0 < N": f"N in multiples of {MULTIPLES['N']} for Marlin",
+        f"N % {SIZE_MULTIPLES['N']} == 0 < N": f"N in multiples of {SIZE_MULTIPLES['N']} for Marlin",
     },
     off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"},
     traffic=traffic,
 )
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes `a @ W` by `marlin.mul`.  `pack` makes `b` from the weight W.  `a` must be in the range of fp16."""
+    """Computes `a @ W` by `marlin.mul`.  `b` is `pack(W)`.  The values of `a` must be in the range of fp16."""
     result = torch.empty((a.shape[0], b.shape[0]), dtype=torch.half, device=a.device)
     if result.numel():
-        library: Any = import_module("marlin")
-        library.mul(a.to(torch.half).contiguous(), b.tensor, result, b.scales, b.workspace)
+        marlin_module: Any = import_module("marlin")
+        marlin_module.mul(a.to(torch.half).contiguous(), b.tensor, result, b.scales, b.workspace)
     return result.to(a.dtype)

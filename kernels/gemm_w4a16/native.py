@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.gemm._operands import along_k
 from rooflab.kernels.gemm.native import PANEL
 from rooflab.kernels.launcher import kernel
@@ -89,17 +89,11 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    backend="cpp",
-    devices=("cpu",),
-    prepare=pack,
-    packed=Int4Panels,
-    bind=shape,
-    traffic=traffic,
-    holds=along_k("a"),
+    backend="cpp", devices=("cpu",), prepare=pack, packed=Int4Panels, bind=shape, traffic=traffic, holds=along_k("a")
 )
 def native(
     a: Tensor, b: Int4Panels, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *, bound: Any
 ) -> None:
     """Computes `a @ W + bias` in fp32, rounded once.  `b` is from `pack` and contains scale and zero."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, b.zeros, bias, c))
-    built(SOURCE, "ipppppppn")(DTYPES[b.scales.dtype], *pointers, bound, a.shape[1])
+    built(SOURCE, "ipppppppn")(DTYPE_CODES[b.scales.dtype], *pointers, bound, a.shape[1])

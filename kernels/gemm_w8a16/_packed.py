@@ -1,10 +1,10 @@
 """Packs the codes of an eight-bit weight once, at load.  The packed codes have the size of the original codes.
 
-A chunk of 16 codes along K (16 bytes) consists of four 32-bit words.  Word t holds the codes that lane t of a quad
-(four lanes) gives to an mma with 16 values along K.  The code at `k = 8 * h + 2 * t + e` is in byte `h + 2 * e`, with h
-and e in (0, 1).  A kernel applies the mask 0x00ff00ff to a word, and to the word shifted by 8 bits.  Each result is two
-neighbours in the order of a bf16x2 register.  Triton multiplies from registers in the same layout (`dequant_dot`), so
-it moves no code between lanes.  Codes past K are 0.
+A chunk has 16 codes along K (16 bytes), in four 32-bit words of four codes.  A quad (four lanes) multiplies a chunk in
+one step of an mma with 16 values along K.  Word t holds the codes of lane t.  With h and e in (0, 1), the code at `k =
+8 * h + 2 * t + e` is in byte `h + 2 * e` of word t.  A kernel applies the mask 0x00ff00ff to a word, and to the word
+shifted by 8 bits.  Each result is two neighbours in the order of a bf16x2 register.  `dequant_dot` needs the same order
+in registers, so it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 16
-WORDS = 4
+CHUNK_WORDS = 4
 """The number of 32-bit words for each 16 codes along K."""
 
 
@@ -25,10 +25,10 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     check_dtype("b", b, torch.int8)
     K, N = b.shape
     blocks = -(-K // BLOCK_K)
-    codes = torch.nn.functional.pad(b.mT, (0, blocks * BLOCK_K - K)).view(N, blocks, 2, WORDS, 2)  # h, t, e
-    words = codes.permute(0, 1, 3, 4, 2).reshape(N, blocks * WORDS, 4)
-    return words.contiguous().view(torch.int32).view(N, blocks * WORDS)
+    codes = torch.nn.functional.pad(b.mT, (0, blocks * BLOCK_K - K)).view(N, blocks, 2, CHUNK_WORDS, 2)  # h, t, e
+    words = codes.permute(0, 1, 3, 4, 2).reshape(N, blocks * CHUNK_WORDS, 4)
+    return words.contiguous().view(torch.int32).view(N, blocks * CHUNK_WORDS)
 
 
-PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
+PACKED_ARGUMENT = Argument(f"N {CHUNK_WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
 """The result of `pack`, described as an argument of a contract."""

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import along_k
-from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
+from rooflab.kernels.gemm_w8a16._packed import PACKED_ARGUMENT, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
-from rooflab.kernels.lib.dequant_dot import BLOCK_K8, Config
+from rooflab.kernels.lib.dequant_dot import BLOCK_K_8_BITS, Config
 
 BITS = 8
 
@@ -25,12 +25,12 @@ BITS = 8
     backend="triton",
     min_sm=90,
     prepare=pack,
-    packed=PACKED,
+    packed=PACKED_ARGUMENT,
     holds=along_k("a"),
-    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8),
+    bind=lambda of: shared.arranged(of, BITS, BLOCK_K_8_BITS),
     traffic=shared.traffic,
     fenced_since="3.7.1",
-    tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
+    tuning=shared.tuning(BITS, lambda scheme: BLOCK_K_8_BITS),
     over="gemv",
     shows={
         "M=64,N=28672,K=8192,bias=false in w8a16": (
@@ -43,5 +43,5 @@ BITS = 8
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any
 ) -> None:
-    """Computes `a @ (scale * b) + bias` on the tensor cores; `b` is from `pack`.  Two runs agree bit for bit."""
+    """Computes `a @ (scale * b) + bias` on tensor cores.  `b` is from `pack`.  Two runs agree bit for bit."""
     shared.launch(bound, a, b, scale, None, bias, c)

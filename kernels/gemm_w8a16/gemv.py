@@ -1,9 +1,9 @@
 """The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
 
-Like gemm_w4a16/gemv, the kernel reads a stream of packed codes (`lib/stream.cu`), but of eight bits.  A code becomes
-bf16 exactly, two codes at a time.  Its seven low bits are put below 128 in bf16, and the value of the sign bit is
-subtracted.  Up to eight rows of `a` are multiplied at once.  The sums are fp32 and scaled once at the end, so no weight
-is rounded.
+Like gemm_w4a16/gemv, the kernel reads a stream of packed codes (`lib/stream.cu`), but codes of eight bits.  The
+conversion of codes to bf16 is exact, two codes at a time.  The seven low bits of a code are added to 128.  Then one
+subtraction removes 128, or 256 if the sign bit is set.  One pass over the codes multiplies up to eight rows of `a`.
+The sums are fp32 and scaled once at the end, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import along_k
-from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
+from rooflab.kernels.gemm_w8a16._packed import PACKED_ARGUMENT, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
-from rooflab.kernels.lib.stream import MOST_M, Config
+from rooflab.kernels.lib.stream import MAX_M, Config
 
 BITS = 8
-SUBGROUPS = 1
+GROUPS_PER_LOAD = 1
 """The number of groups that a quad of lanes holds: a whole row shares a scale."""
 
 
@@ -29,12 +29,12 @@ SUBGROUPS = 1
     devices=("cuda",),
     requires=("cupy",),
     prepare=pack,
-    packed=PACKED,
-    holds={**along_k("a"), f"M <= {MOST_M}": f"M of at most {MOST_M}"},
+    packed=PACKED_ARGUMENT,
+    holds={**along_k("a"), f"M <= {MAX_M}": f"M of at most {MAX_M}"},
     aligned=("a",),
-    bind=lambda of: stream.divided(of, BITS, SUBGROUPS),
+    bind=lambda of: stream.divided(of, BITS, GROUPS_PER_LOAD),
     traffic=stream.traffic,
-    tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
+    tuning=stream.tuning(BITS, lambda scheme: GROUPS_PER_LOAD),
     over="naive",
     shows={
         "": 'calls("naive").total >= 4',
@@ -46,5 +46,5 @@ SUBGROUPS = 1
     },
 )
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes `a @ (scale * b) + bias` for up to eight rows of `a`; `b` is from `pack`.  Runs agree bit for bit."""
+    """Computes `a @ (scale * b) + bias` for up to eight rows of `a`.  `b` is from `pack`.  Runs agree bit for bit."""
     stream.launch(bound, a, b, scale, None, bias, c)

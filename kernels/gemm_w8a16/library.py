@@ -1,11 +1,11 @@
 """The kernel `library` calls torch's matmul with an int8 weight, `torch._weight_int8pack_mm`.
 
 On a CPU with AVX-512 or AVX2, the codes become fp32 in registers.  So only codes are read from memory, once per four
-rows of `a`.  Preliminary times are the least of 60 interleaved calls.  They are from one busy core of an AMD EPYC with
-AVX-512, with torch 2.13.0, M=1, N=K=4096, three weights in turn.  The call takes 1.6 ms.  torch.nn.functional.linear in
-bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  Reading the codes alone takes 0.7 ms, at the rate of a
-sum over fp32.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses one thread per output.  This
-is correct at every shape, but tensor cores are much faster.
+rows of `a`.  The following times are preliminary: the minimum of 60 interleaved calls, on one busy core of an AMD EPYC
+with AVX-512, with torch 2.13.0, M=1, N=K=4096, and three weights in turn.  The call takes 1.6 ms.
+torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  A read of the codes alone
+takes 0.7 ms, at the rate of a sum over fp32.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses
+one thread per output.  This is correct at every shape, but tensor cores are much faster.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rooflab.kernels.traffic import steps
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-CPU_STEP = 16
+CPU_K_MULTIPLE = 16
 """The number of values along K that the CPU's kernel reads at once, without a mask for the end of a row."""
-CPU_ROWS = 4
+CPU_ROWS_PER_READ = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
 """On a CPU, the address of every row must be a multiple of this many bytes, for aligned loads."""
-CUDA_LIMIT = 2**31
+CUDA_MAX_ELEMENTS = 2**31
 """The CUDA kernel takes only operands with fewer elements than this, because it counts in 32 bits."""
 
 
@@ -32,25 +32,25 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
-        return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS) * nbytes(b), write_bytes=2 * M * N)
+        return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS_PER_READ) * nbytes(b), write_bytes=2 * M * N)
     fp32_bytes = 4 * a.numel()
-    product = (fp32_bytes + nbytes(b) + 4 * N, 4 * M * N)
-    return steps((nbytes(a), fp32_bytes), (nbytes(scale), 4 * N), product, (4 * M * N, 2 * M * N))
+    matmul_bytes = (fp32_bytes + nbytes(b) + 4 * N, 4 * M * N)
+    return steps((nbytes(a), fp32_bytes), (nbytes(scale), 4 * N), matmul_bytes, (4 * M * N, 2 * M * N))
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """Returns why torch (2.11 to 2.13) cannot take the operands, or None.  On CPUs torch reads past rows unchecked."""
+    """Returns why torch (2.11 to 2.13) cannot use the operands, or would read past the end of a row; else None."""
     if bias is not None:
         return "bias: expected none, because torch has no call that adds a bias before it rounds"
     if not a.is_contiguous() or not b.mT.is_contiguous():
         return f"a, b: expected contiguous a and b.mT, got strides {a.stride()} and {b.mT.stride()}"
     if a.device.type == "cuda":
-        large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_LIMIT
-        return "a, b: expected fewer than 2**31 elements for torch's kernel for CUDA, got more" if large else None
+        too_large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_MAX_ELEMENTS
+        return "a, b: expected fewer than 2**31 elements for torch's kernel for CUDA, got more" if too_large else None
     if scale.dtype != a.dtype:
         return f"scale: expected a scale of the activation's dtype on a CPU, got {scale.dtype}"
-    if a.shape[1] % CPU_STEP:
-        return f"a: expected K in multiples of {CPU_STEP} on a CPU, or torch reads past the row, got {a.shape[1]}"
+    if a.shape[1] % CPU_K_MULTIPLE:
+        return f"a: expected K in multiples of {CPU_K_MULTIPLE} on a CPU, or torch reads past the row, got {a.shape[1]}"
     for name, tensor in (("a", a), ("b", b)):
         if not tensor.is_meta and tensor.data_ptr() % CPU_ALIGNMENT[name]:
             return f"{name}: expected an address of a multiple of {CPU_ALIGNMENT[name]} bytes on a CPU, got another"
@@ -64,6 +64,6 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
 )
 def library(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b)` by `torch._weight_int8pack_mm`, summed in fp32.  torch's call takes no `out`."""
+    """Computes `a @ (scale * b)` by `torch._weight_int8pack_mm`, summed in fp32.  torch's function has no `out`."""
     M, N = a.shape[0], b.shape[1]
     return torch._weight_int8pack_mm(a, b.mT, scale) if M and N else a.new_empty((M, N))

@@ -1,7 +1,7 @@
 """The kernel `native`, in C++, improves on `packed`: it converts codes to fp32 as it loads them.
 
 The codes are stored in panels of 32 columns, which the kernel reads in order.  A scale multiplies the sum of its
-column, so no weight is rounded.  With one row, only the bytes of the codes decide the time.
+column, so no weight is rounded.  With one row of `a`, the time depends only on the bytes of the codes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The kernel `packed` improves on `library` on a CPU: for many rows of `a`, codes become bf16 in the cache.
 
-torch's own call reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows torch's call is
-the fastest, and this kernel calls it.  For many rows torch's call takes three times the time of a bf16 product.  Here
-the codes of a group of output channels become bf16, in a buffer of the size of a core's L2.  This conversion is exact.
-A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is rounded, and only codes come from
-memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer instead.  This rounds each weight
-once.
+torch's own matmul reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows it is the
+fastest, and this kernel calls it.  For many rows it takes three times the time of a bf16 matmul.  So for many rows,
+this kernel converts the codes of a group of output channels to bf16.  The conversion is exact.  Its buffer has the size
+of a core's L2.  A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is rounded, and only
+codes come from memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer instead.  This
+rounds each weight once.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
@@ -25,14 +25,14 @@ from rooflab.roofline.model import Traffic
 
 FEW_ROWS = 16
 """The most rows for which torch's int8 call is not slower."""
-BLOCK_VALUES = 2**19
+BUFFER_VALUES = 2**19
 """The number of weights that are converted at a time: 1 MiB in bf16, the L2 of a core."""
-CHANNELS = 16
+CHANNEL_MULTIPLE = 16
 """The number of output channels that are converted at a time is a multiple of this."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Returns `b` (`[K, N]` int8) stored as `[N, K]`, at an address that torch's call takes.  Copies only if necessary.
+    """Stores `b` (`[K, N]` int8) as `[N, K]` with the alignment that torch needs.  Copies only if necessary.
 
     Raises `ValueError` on another dtype or shape."""
     check_shape("b", b, None, None)
@@ -44,7 +44,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `library` for few rows.  For many rows, counts every operand once: L2 keeps the buffer."""
+    """Counts the bytes of `library` for few rows.  For many rows, counts each operand once: L2 keeps the buffer."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -52,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why oneDNN cannot multiply many bf16 rows on this CPU, or would read the padding of `a`; else None."""
+    """Returns why oneDNN cannot multiply many rows (no bf16 on this CPU, or rows of `a` with padding), or None."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -61,7 +61,7 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Returns whether torch's int8 call takes these operands and is faster."""
+    """Returns whether `a` has few rows and torch accepts the operands.  Then torch's int8 matmul is the fastest."""
     return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
@@ -76,22 +76,22 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  `b` is best from `pack`."""
+    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  Fastest with `b` from `pack`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)
     (K, N), M = b.shape, a.shape[0]
     c = torch.empty((M, N), dtype=a.dtype) if c is None else c
     fused_scale = bias is None and scale.dtype == a.dtype
-    block_channels = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
+    block_channels = min(max(BUFFER_VALUES // K // CHANNEL_MULTIPLE, 1) * CHANNEL_MULTIPLE, N)
     buffer = torch.empty((block_channels, K), dtype=a.dtype)
-    for first in range(0, N, block_channels):
-        channels = slice(first, min(first + block_channels, N))
-        weight = buffer[: channels.stop - first].copy_(b.mT[channels])
+    for first_channel in range(0, N, block_channels):
+        channels = slice(first_channel, min(first_channel + block_channels, N))
+        weight = buffer[: channels.stop - first_channel].copy_(b.mT[channels])
         if fused_scale:
-            product = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
+            block_result = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
         else:
             weight.mul_(scale[channels, None])
-            product = torch.nn.functional.linear(a, weight, None if bias is None else bias[channels])
-        c[:, channels] = product
+            block_result = torch.nn.functional.linear(a, weight, None if bias is None else bias[channels])
+        c[:, channels] = block_result
     return c

@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.reference.kv_cache_write import SPEC
 
 NUM_WARPS = 4
-TILE = 1024
+TILE_VALUES = 1024
 """The number of values of k, and of v, that a program copies: eight for each of 128 threads."""
 
 
@@ -43,9 +43,9 @@ def _kv_cache_write(
         mask = (heads < num_kv_heads) & (columns < D)
         k = tl.load(k_ptr + token * stride_kt + heads * stride_kh + columns, mask=mask)
         v = tl.load(v_ptr + token * stride_vt + heads * stride_vh + columns, mask=mask)
-        target = slot * num_kv_heads * D + heads * D + columns
-        tl.store(k_cache_ptr + target, k, mask=mask)
-        tl.store(v_cache_ptr + target, v, mask=mask)
+        target_offsets = slot * num_kv_heads * D + heads * D + columns
+        tl.store(k_cache_ptr + target_offsets, k, mask=mask)
+        tl.store(v_cache_ptr + target_offsets, v, mask=mask)
 
 
 @kernel(
@@ -56,10 +56,10 @@ def _kv_cache_write(
     shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
 )
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes k and v to their slots; skips a slot that is negative or past the cache."""
+    """Writes k and v to their slots, but skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape
     block_d = next_power_of_2(D)
-    block_heads = min(next_power_of_2(H_kv), max(TILE // block_d, 1))
+    block_heads = min(next_power_of_2(H_kv), max(TILE_VALUES // block_d, 1))
     _kv_cache_write[(T, cdiv(H_kv, block_heads))](
         k,
         v,

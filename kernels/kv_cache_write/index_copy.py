@@ -1,7 +1,7 @@
 """The kernel `index_copy` improves on `naive`: if every token has a slot, it makes one `index_copy_` call per cache.
 
-No mask is needed then.  The kernel is for the CPU, where calls take most of the time of a decode step.  A CPU also
-reads the slots without synchronization.
+Then it needs no mask.  The kernel is for the CPU, where torch calls take most of the time of a decode step.  There the
+host also reads the slots without synchronization.
 """
 
 from __future__ import annotations

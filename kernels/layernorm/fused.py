@@ -50,7 +50,7 @@ def _layernorm(
     },
 )
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once.  A program has whole rows."""
+    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once.  Programs hold whole rows."""
     T, H = x.shape
     _layernorm[(cdiv(T, config.block_t),)](
         x,

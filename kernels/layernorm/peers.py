@@ -1,4 +1,4 @@
-"""Registers torch.compile and Liger as peers, for comparison (`kernels/_peers.py`).  QuACK takes only fp32 weights."""
+"""Registers torch.compile and Liger as peers (`kernels/_peers.py`).  QuACK is not here: it takes only fp32 weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from rooflab.kernels._peers import LIGER, peer, theirs
+from rooflab.kernels._peers import LIGER_LIMITS, peer, theirs
 
-_liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
+_liger_layer_norm = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
 
 
 @peer()
@@ -18,7 +18,7 @@ def compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> T
     return layer_norm(x, weight.shape, weight, bias, eps)
 
 
-@peer(limits=LIGER, contiguous=("x",), holds={"bias is not None": "one"})
+@peer(limits=LIGER_LIMITS, contiguous=("x",), holds={"bias is not None": "one"})
 def liger(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Any:
     """Calls Liger, which needs a bias."""
-    return _liger(x, weight, bias, eps)[0]
+    return _liger_layer_norm(x, weight, bias, eps)[0]

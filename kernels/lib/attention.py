@@ -25,45 +25,45 @@ def capped(scores, cap):
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the bounds `begin`, `full`, `whole` and `end` in the keys of queries `first` to `last`.
+    """Returns `begin`, `unmasked_begin`, `unmasked_end` and `end`: bounds of the keys that queries `first` to `last`
+    see.
 
-    Some of these queries see keys `begin` to `end`.  All of these queries see keys `full` to `whole`.  `begin` is the
-    first key that query `first` sees.  It is not rounded to a tile, so no key before all windows is loaded.  `full` and
-    `whole` are a whole number of tiles after `begin`.  The window hides some keys from `begin` to `full`.  Keys from
-    `full` to `whole` need no mask.  The diagonal or the end of the keys hides some keys from `whole` to `end`.
-    """
+    No query sees a key before `begin` or from `end` on.  All queries see the keys between the unmasked bounds, so tiles
+    there need no mask.  The window hides some keys before these tiles.  The diagonal or the end of the keys hides some
+    keys after them.  `begin` is the first key that query `first` sees.  It is not rounded to a tile, so no key before
+    all windows is loaded.  The two unmasked bounds are a whole number of tiles after `begin`."""
     begin = 0
-    full = 0
+    unmasked_begin = 0
     end = S
-    whole = S // BLOCK_N * BLOCK_N
+    unmasked_end = S // BLOCK_N * BLOCK_N
     if CAUSAL:
         end = tl.maximum(tl.minimum(S, last + 1 + S - T), 0)
-        all_see = tl.maximum(tl.minimum(S, first + 1 + S - T), 0)
+        diagonal_end = tl.maximum(tl.minimum(S, first + 1 + S - T), 0)
         if WINDOW:
             begin = tl.maximum(first + S - T + 1 - window, 0)
-            full = tl.cdiv(tl.maximum(last + S - T + 1 - window - begin, 0), BLOCK_N) * BLOCK_N + begin
-            full = tl.minimum(full, tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N) * BLOCK_N + begin)
-        whole = tl.maximum((all_see - begin) // BLOCK_N * BLOCK_N + begin, full)
-    return begin, full, whole, end
+            unmasked_begin = tl.cdiv(tl.maximum(last + S - T + 1 - window - begin, 0), BLOCK_N) * BLOCK_N + begin
+            unmasked_begin = tl.minimum(unmasked_begin, tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N) * BLOCK_N + begin)
+        unmasked_end = tl.maximum((diagonal_end - begin) // BLOCK_N * BLOCK_N + begin, unmasked_begin)
+    return begin, unmasked_begin, unmasked_end, end
 
 
 @triton.jit
 def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
-    """Returns the int64 offsets of a head's rows.  In a long context the offsets are larger than 2**31 elements."""
+    """Returns the int64 offsets of a head's rows.  In a long context, an offset may be larger than 2**31 elements."""
     return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
 
 
 @triton.jit
 def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Reads the page numbers of the keys from `start` on, in a block table's row.  Does not read entries past `end`."""
+    """Reads the pages of `BLOCK_N` keys from key `start` on, in a row of the block table; 0 from key `end` on."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
 @triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
-    """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` are zeros: memory past the end may
-    hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` are zeros."""
+    """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` become zeros, because memory past
+    the end may hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` become zeros."""
     if MASKED:
         tile = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
@@ -79,11 +79,11 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """Returns the weights of the key tile at `start`, the factor that rescales earlier sums, and the new m_i and l_i.
+    """Returns the softmax weights of the key tile at `start`, the factor for earlier sums, and the new m_i and l_i.
 
     `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows` holds the positions of the queries.  A score times `factor` is its
-    exponent.  With `MASKED`, the tile may contain keys that a row does not see.  The largest weight is `2**RANGE`, so
-    sums have this unit."""
+    exponent (base 2).  With `MASKED`, a row may not see all keys of the tile.  The largest weight is `2**RANGE`, so
+    sums have this factor."""
     if CAP:
         scores = capped(scores * scale, cap)
     elif NEGATED:
@@ -91,20 +91,20 @@ def weigh(
     if MASKED:
         keys = start + tl.arange(0, BLOCK_N)
         if CAUSAL:
-            last = rows + S - T
-            seen = keys[None, :] <= tl.minimum(last, S - 1)[:, None]
+            last_key = rows + S - T
+            key_mask = keys[None, :] <= tl.minimum(last_key, S - 1)[:, None]
             if WINDOW:
-                seen = seen & (keys[None, :] > (last - window)[:, None])
+                key_mask = key_mask & (keys[None, :] > (last_key - window)[:, None])
         else:
-            seen = (keys < S)[None, :]
-        scores = tl.where(seen, scores, float("-inf"))
+            key_mask = (keys < S)[None, :]
+        scores = tl.where(key_mask, scores, float("-inf"))
     m_new = tl.maximum(m_i, tl.max(scores, 1) * factor)
-    shift = m_new
+    exponent_shift = m_new
     if MASKED:
         # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-    weights = tl.exp2(scores * factor - (shift - RANGE if RANGE else shift)[:, None])
-    rescale = tl.exp2(m_i - shift)
+        exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+    weights = tl.exp2(scores * factor - (exponent_shift - RANGE if RANGE else exponent_shift)[:, None])
+    rescale = tl.exp2(m_i - exponent_shift)
     return weights, rescale, m_new, l_i * rescale + tl.sum(weights, 1)
 
 
@@ -112,14 +112,14 @@ def weigh(
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
     """Stores the output of the rows in the mask `there`.  Also stores their natural log-sum-exp, if `lse_ptr` is given.
 
-    `sinks_offset`: the offset of one head for all rows, or of a head per row.  `out_rows`, `lse_rows`: int64 row
-    offsets."""
+    `sinks_offset` selects the sink: one head for all rows, or one head per row.  `out_rows` and `lse_rows` are int64
+    row offsets."""
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale = tl.exp2(m_i - shift)
-        l_i = l_i * rescale + tl.exp2(sink - shift)
+        exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m_i - exponent_shift)
+        l_i = l_i * rescale + tl.exp2(sink - exponent_shift)
         acc = acc * rescale[:, None]
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)

@@ -17,11 +17,11 @@ from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import Arguments
 
-ROWS: gl.constexpr = gl.constexpr(64)
+WARPGROUP_ROWS: gl.constexpr = gl.constexpr(64)
 """The number of queries of a consumer warpgroup: the rows of one wgmma."""
 LOG2E: gl.constexpr = gl.constexpr(_attention.LOG2E)
 LN2: gl.constexpr = gl.constexpr(_attention.LN2)
-WARPGROUP = 128
+WARPGROUP_THREADS = 128
 """The threads of a consumer's or of the producer's warpgroup.  setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
 """Registers per thread after setmaxnreg.  A consumer's registers depend on the number of consumers.  The producer's
@@ -47,29 +47,29 @@ def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
     """Returns the resources of a CTA.  The registers are the average over its threads.  Shared memory holds the rings
-    of keys and of values, `rows` rows of a head, and barriers.  If a consumer needs too many registers, its number
-    replaces the average, so that the CTA does not fit.
+    of keys and of values, `rows` rows of a head, and barriers.  If a consumer needs too many registers, the consumer's
+    number replaces the average, so that the CTA does not fit.
 
-    `tensor_flops` is 0, because causal programs differ in their work.
+    `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
     """
     registers = consumer_registers(head_dim, block_n)
-    average = (consumers * registers + PRODUCER_REGISTERS) // (consumers + 1)
+    average_registers = (consumers * registers + PRODUCER_REGISTERS) // (consumers + 1)
     return Footprint(
-        threads=(consumers + 1) * WARPGROUP,
-        registers=average if registers <= CONSUMER_REGISTERS[consumers] else registers,
+        threads=(consumers + 1) * WARPGROUP_THREADS,
+        registers=average_registers if registers <= CONSUMER_REGISTERS[consumers] else registers,
         shared_bytes=(rows + 2 * stages * block_n) * tile_columns(head_dim) * 2 + barriers * BARRIER_BYTES,
         ctas=ctas,
     )
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads of a section: L2 can hold their keys and values.  k: (B, S, H_kv, D)."""
+    """Returns the largest number of query heads with keys and values that fit in L2.  `k` has shape (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns `scales` for `softmax` (base-2 exponents): a positive softmax scale, or three factors for a soft cap."""
+    """Returns `scales` for `softmax`, for base-2 exponents: one positive scale, or three factors for a soft cap."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -80,8 +80,8 @@ def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """Returns the index of a CTA's tile in round `turn`.  Every second round goes over the CTAs in reverse order.  So
-    the CTA with the longest tile of a round has the shortest tile of the next round."""
+    """Returns the index of a CTA's tile in round `turn`.  Every second round goes over the CTAs in reverse order.  So a
+    CTA that has the longest tile of one round has the shortest tile of the next round."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
@@ -95,17 +95,17 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns the tile row and the head of a tile.  In the last section (group of heads), long tiles come first.  In
-    the section before it, short tiles come first, and so on.  So the lengths change slowly."""
+    """Returns the tile row and the head of tile number `tile`.  In the last section (group of heads) long tiles come
+    first, in the section before it short tiles, and so on.  So neighbouring tiles have similar lengths."""
     index = tile // (section * tiles_m)
-    first = index * section
-    size = min(heads - first, section)
-    offset = tile - first * tiles_m
+    first_head = index * section
+    size = min(heads - first_head, section)
+    offset = tile - first_head * tiles_m
     tile_m = offset // size
     if CAUSAL:
-        falls = ((heads - 1) // section - index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if falls else tile_m
-    return tile_m, first + offset % size
+        is_descending = ((heads - 1) // section - index) % 2 == 0
+        tile_m = tiles_m - 1 - tile_m if is_descending else tile_m
+    return tile_m, first_head + offset % size
 
 
 @gluon.constexpr_function
@@ -116,44 +116,43 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Returns three counts of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the far
-    end of the window cuts.  Counts the blocks from `begin` to `end`, except the last block.  The first row sees keys up
-    to `first`, and the last row sees keys up to `last`."""
+    """Returns the numbers of three kinds of key blocks: cut by the diagonal, without a mask, and cut by the far end of
+    the window.  Counts the blocks from `begin` to `end`, except the last block.  The first row sees keys up to `first`.
+    The last row sees keys up to `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
-    in_window = begin
+    window_begin = begin
     if window is not None:
-        in_window = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        in_window = gl.minimum(gl.maximum(in_window, begin), unmasked_end)
-    return end - 1 - unmasked_end, unmasked_end - in_window, in_window - begin
+        window_begin = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
+        window_begin = gl.minimum(gl.maximum(window_begin, begin), unmasked_end)
+    return end - 1 - unmasked_end, unmasked_end - window_begin, window_begin - begin
 
 
 @gluon.jit
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     """Returns for a block of scores: the weights, the new m_i and l_i, and the factor that rescales earlier sums.
 
-    With `MASKED`, a row sees `window` keys up to column `last`.  If `window` is None, the row sees all keys up to
-    `last`.  No row sees keys after column `end`.  `last` and `end` count from the block's first key, and either may be
-    None.
+    With `MASKED`, a row sees the last `window` keys up to column `last`, or all keys up to `last` without a window.  No
+    row sees keys after column `end`.  Column 0 is the block's first key.  `last` and `end` may be None.
 
     m_i is stored after the multiplication by `scale`.  If each step multiplied m_i again, the compiler would fuse this
     multiplication with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after
     127 blocks of scores of 66)."""
-    scale, stretch, cap = scales
+    scale, tanh_scale, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
-        scores = cap * (1 - 2 / (1 + gl.exp2(scores * stretch)))
+        scores = cap * (1 - 2 / (1 + gl.exp2(scores * tanh_scale)))
     if MASKED:
         keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
         key_mask = keys <= (end if last is None else last if end is None else gl.minimum(last, end))
         if last is not None and window is not None:
             key_mask = key_mask & (keys > last - window)
         scores = gl.where(key_mask, scores, float("-inf"))
-    highest = gl.maximum(m_i, gl.max(scores, 1) * scale)
-    shift = highest
+    m_new = gl.maximum(m_i, gl.max(scores, 1) * scale)
+    exponent_shift = m_new
     if MASKED:  # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN
-        shift = gl.where(highest == float("-inf"), 0.0, highest)
-    weights = gl.exp2(scores * scale - shift[:, None])
-    shrink = gl.exp2(m_i - shift)
-    return weights, highest, l_i * shrink + gl.sum(weights, 1), shrink
+        exponent_shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+    weights = gl.exp2(scores * scale - exponent_shift[:, None])
+    rescale = gl.exp2(m_i - exponent_shift)
+    return weights, m_new, l_i * rescale + gl.sum(weights, 1), rescale
 
 
 @gluon.jit
@@ -164,41 +163,41 @@ def rescaled(accumulator, shrink):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Converts weights to 16 bits and packs two neighbours per register.  Between loops, the compiler would separate
-    single 16-bit values and join them again."""
-    rounding: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    """Converts weights to 16 bits and packs two neighbours per register.  The compiler would unpack and pack single
+    16-bit values again between two loops."""
+    cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
-    return gl.inline_asm_elementwise(rounding, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to a left matmul operand in 16-bit registers, of layout `product`."""
+    """Converts weights (16-bit pairs or fp32) to a left matmul operand.  `product` is the layout of the result."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
         )
-        factors = gl.join(even, odd).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
+        operand = gl.join(even, odd).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
     else:
-        factors = weights.to(dtype)
-    return gl.convert_layout(factors, gl.DotOperandLayout(0, product, 2))
+        operand = weights.to(dtype)
+    return gl.convert_layout(operand, gl.DotOperandLayout(0, product, 2))
 
 
 @gluon.jit
 def finished(m_i, l_i, sink):
     """Returns the factor that turns the accumulator into the result, and the natural log-sum-exp.
 
-    `sink` is the score of a weight that has no value, or None.
+    `sink` is the score of an attention sink (a weight without a value), or None.
     """
     rescale = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
     if sink is not None:
         sink *= LOG2E
-        highest = gl.maximum(m_i, sink)
+        m_new = gl.maximum(m_i, sink)
         # Without keys and with a sink of -inf, -inf - -inf would be NaN.
-        shift = gl.where(highest == float("-inf"), 0.0, highest)
-        rescale = gl.exp2(m_i - shift)
-        l_i = l_i * rescale + gl.exp2(sink - shift)
-        m_i = highest
+        exponent_shift = gl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = gl.exp2(m_i - exponent_shift)
+        l_i = l_i * rescale + gl.exp2(sink - exponent_shift)
+        m_i = m_new
     divisor = gl.where(l_i == 0.0, 1.0, l_i)
     lse = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(divisor)) * LN2)
     return rescale / divisor, lse

@@ -1,9 +1,9 @@
 """Holds what the kernels `gemm_w4a16/dequant_dot` and `gemm_w8a16/dequant_dot` share: configs, device code and launch.
 
-The kernel computes the transposed result `W @ a.mT`, with the weight W as `[N, K]`.  Then the codes are the left
-operand of wgmma, which may come from registers.  The many output channels fill the 64 rows of wgmma.  `_packed.py`
-orders the codes so that a thread's words hold its part of the operand.  Masks and a subtraction turn words into bf16,
-without a shuffle and without shared memory.
+The kernel computes the transposed result `W @ a.mT`, with the weight W as `[N, K]`.  Only the left operand of wgmma may
+come from registers, so the codes are the left operand.  The many output channels fill the 64 rows of wgmma.
+`_packed.py` orders the codes so that a thread's words hold its part of the operand.  Masks and a subtraction turn words
+into bf16, without a shuffle and without shared memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-ROWS = 64
+WGMMA_ROWS = 64
 """The least number of rows of the weight that a warpgroup multiplies."""
-BLOCK_K8 = 128
+BLOCK_K_8_BITS = 128
 """The number of values along K in a tile of eight-bit codes.  A tile of four-bit codes has one group along K."""
 ADDRESS_REGISTERS = 24
 REDUCED = 1024
@@ -57,27 +57,27 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(block_m, *width, stages, split) for block_m, width, stages, split in sizes)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the registers (sums of a group and of all groups, codes) and the shared memory (stages of codes and
-        of `a`).  `a` has one more stage, because wgmma reads a stage while the next tile arrives."""
+        """Returns the registers for sums and codes, and the shared memory for the stages of codes and of `a`.  `a` has
+        one more stage, because wgmma reads a stage while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
         threads, outputs = 32 * config.num_warps, config.block_m * config.block_n
         cta_registers = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
-        codes, activations = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
+        code_bytes, activation_bytes = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
         return Footprint(
             threads=threads,
             registers=cta_registers // threads + ADDRESS_REGISTERS,
-            shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
+            shared_bytes=(config.num_stages - 1) * code_bytes + config.num_stages * activation_bytes,
             ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
             tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each split of K has at least one tile."""
+        """Returns whether each part of a split K has at least one tile."""
         enough_tiles = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
         return enough_tiles
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Chooses one tile for up to 128 rows of `a`.  Splits K until the CTAs fill the shared memory of all SMs."""
+        """Chooses a tile with up to 128 rows of `a`.  Splits K until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
         block_m = next((size for size in (16, 32, 64) if M <= size), 128)
         block_n = 64 if block_m <= 64 else 128
@@ -87,7 +87,7 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         split = 1
         while split < 8 and 2 * split * tiles <= max_ctas and 2 * split <= steps // 4:
             split *= 2
-        return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
+        return Config(block_m, block_n, 4 * block_n // WGMMA_ROWS, stages, split)
 
     return Tuning(Config, configs, heuristic, footprint, rule)
 
@@ -105,9 +105,9 @@ def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
 def _two_of_eight_bits(words, SHIFT: tl.constexpr):
     # The sign bit is worth -128; bf16 holds only the seven other bits below 128.
     value = ((words >> SHIFT) & 0x007F007F) | 0x43004300
-    sign = ((words >> SHIFT) & 0x00800080) | 0x43004300
-    low = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    high = (value >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True) - (sign >> 16).to(tl.int16).to(
+    sign_bits = ((words >> SHIFT) & 0x00800080) | 0x43004300
+    low = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign_bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (value >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True) - (sign_bits >> 16).to(tl.int16).to(
         tl.bfloat16, bitcast=True
     )
     return tl.join(low, high)
@@ -117,9 +117,9 @@ def _two_of_eight_bits(words, SHIFT: tl.constexpr):
 def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Converts words `[BLOCK_N, BLOCK_K * BITS / 32]` to `code - zero`, bf16 `[BLOCK_N, BLOCK_K]`, in order of K."""
     if BITS == 4:
-        first = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
-        second = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))
-        codes = tl.join(first, second).reshape(BLOCK_N, BLOCK_K // 32, 4, 2, 2, 2)  # t, e, h, s of `_packed.py`
+        low_pairs = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
+        high_pairs = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))
+        codes = tl.join(low_pairs, high_pairs).reshape(BLOCK_N, BLOCK_K // 32, 4, 2, 2, 2)  # t, e, h, s of `_packed.py`
         return codes.permute(0, 1, 5, 4, 2, 3).reshape(BLOCK_N, BLOCK_K)
     else:
         code_pairs = tl.join(_two_of_eight_bits(words, 0), _two_of_eight_bits(words, 8))
@@ -134,29 +134,29 @@ def _dot(
 ):  # fmt: skip
     BLOCK_WORDS: tl.constexpr = BLOCK_K * BITS // 32
     tiles_n = tl.cdiv(N, BLOCK_N)
-    share = tl.program_id(0) % SPLIT
+    k_share = tl.program_id(0) % SPLIT
     tile = tl.program_id(0) // SPLIT
     # int64, because row * stride passes 2**31 from N * K = 2**31 words on.  Rows behind the last one read the last one.
     rows = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, column = tl.minimum(rows, N - 1), tl.minimum(columns, M - 1)
-    inner, inner_words = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_WORDS)
+    k_offsets, word_offsets = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_WORDS)
     steps = tl.cdiv(K, BLOCK_K)
-    first = share * tl.cdiv(steps, SPLIT)
-    last = tl.minimum(first + tl.cdiv(steps, SPLIT), steps)
-    a_ptrs = a_ptr + column[:, None] * stride_am + inner[None, :] + first * BLOCK_K
-    word_ptrs = words_ptr + row[:, None] * row_words + inner_words[None, :] + first * BLOCK_WORDS
-    group_offsets = row * stride_sn + first
+    first_step = k_share * tl.cdiv(steps, SPLIT)
+    last_step = tl.minimum(first_step + tl.cdiv(steps, SPLIT), steps)
+    a_ptrs = a_ptr + column[:, None] * stride_am + k_offsets[None, :] + first_step * BLOCK_K
+    word_ptrs = words_ptr + row[:, None] * row_words + word_offsets[None, :] + first_step * BLOCK_WORDS
+    group_offsets = row * stride_sn + first_step
     sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if BITS == 8:
         channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
-    for step in range(first, last):
+    for step in range(first_step, last_step):
         if WHOLE_K:
             words = tl.load(word_ptrs, eviction_policy="evict_first")
             a = tl.load(a_ptrs)
         else:
-            words = tl.load(word_ptrs, mask=(inner_words < row_words - step * BLOCK_WORDS)[None, :], other=0)
-            a = tl.load(a_ptrs, mask=(inner < K - step * BLOCK_K)[None, :], other=0.0)
+            words = tl.load(word_ptrs, mask=(word_offsets < row_words - step * BLOCK_WORDS)[None, :], other=0)
+            a = tl.load(a_ptrs, mask=(k_offsets < K - step * BLOCK_K)[None, :], other=0.0)
         if BITS == 8:
             # The dot has no accumulator, or Triton would let it run while the next step writes the registers that it
             # reads (3.7.1, WGMMAPipeline).
@@ -178,7 +178,7 @@ def _dot(
             sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
         out_ptrs = out_ptr + columns[None, :] * stride_om + rows[:, None]
     else:
-        out_ptrs = out_ptr + (share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
+        out_ptrs = out_ptr + (k_share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -189,8 +189,8 @@ def _add_up(
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     size = tl.cast(M, tl.int64) * N
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for share in tl.static_range(SPLIT):
-        total += tl.load(parts_ptr + share * size + offsets, mask=offsets < size, other=0.0)
+    for k_share in tl.static_range(SPLIT):
+        total += tl.load(parts_ptr + k_share * size + offsets, mask=offsets < size, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias_ptr + offsets % N, mask=offsets < size, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + offsets // N * stride_om + offsets % N
@@ -198,14 +198,14 @@ def _add_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts bytes: `a` once, the weight once per row tile (no reuse from L2), and for a split K its sums twice."""
+    """Counts bytes: `a` once, the weight once per row tile (not from L2), and partial sums of a split K twice."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
-    shares = 4 * config.split * M * N if config.split > 1 else 0
+    partial_bytes = 4 * config.split * M * N if config.split > 1 else 0
     weight = nbytes(inputs.b, inputs.scale, getattr(inputs, "zero", None))
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + max(cdiv(M, config.block_m), 1) * weight + shares,
-        write_bytes=shares + M * N * a.element_size(),
+        read_bytes=nbytes(a, inputs.bias) + max(cdiv(M, config.block_m), 1) * weight + partial_bytes,
+        write_bytes=partial_bytes + M * N * a.element_size(),
         launches=1 if config.split == 1 else 2,
     )
 
@@ -232,12 +232,12 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
 def launch(
     bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Makes one launch, or two for a split K.  `words`: packed codes; `scale`, `zero`: same layout, contiguous rows."""
+    """Makes one launch, or two for a split K.  `words`: codes.  `scale`, `zero`: equal strides, contiguous rows."""
     grid, scalars, constants, add_up = bound
     if add_up is None:
         _dot[grid](a, words, scale, zero, bias, c, *scalars, **constants)
         return
-    parts = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
-    _dot[grid](a, words, scale, zero, bias, parts, *scalars, **constants)
+    partial_sums = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
+    _dot[grid](a, words, scale, zero, bias, partial_sums, *scalars, **constants)
     grid, scalars, constants = add_up
-    _add_up[grid](parts, bias, c, *scalars, **constants)
+    _add_up[grid](partial_sums, bias, c, *scalars, **constants)

@@ -1,4 +1,4 @@
-"""Holds host code of the `multicast` kernels of gemm and gemm_fp8: tiles, CTA resources, launch of `multicast.cu`."""
+"""Holds host code of the `multicast` kernels of gemm and gemm_fp8: tiles, resources of a CTA, and the launch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.occupancy import HOPPER
 
-SOURCE = (_cuda.LIB / "multicast.cu").read_text()
-CLUSTER = 2
+SOURCE = (_cuda.LIB_FOLDER / "multicast.cu").read_text()
+CLUSTER_CTAS = 2
 """The number of CTAs of a cluster, which share the same columns of `b`."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Registers per thread of a consumer, by the number of consumers.  The producer's warpgroup has 24 per thread."""
@@ -29,7 +29,7 @@ ADDRESS_REGISTERS = 24
 
 @dataclass(frozen=True)
 class ClusterTile:
-    """Holds a config: tile sizes, the slots of the shared-memory ring, the tile order, and staged output boxes."""
+    """Holds a config: tile sizes, slots of the shared-memory ring, the tile order, and buffers for output stores."""
 
     consumers: int
     """The number of consumer warpgroups, of 64 rows each."""
@@ -49,13 +49,13 @@ class ClusterTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Returns the shared memory of a CTA in bytes: the ring, the staged output boxes, and the barriers."""
-        boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
-        return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
+        """Returns the shared memory of a CTA in bytes: the ring, the buffers for output stores, and the barriers."""
+        box_count = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
+        return box_count * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
 
     def clusters(self, M: int, N: int) -> int:
-        """Returns the number of cluster tiles of an `[M, N]` result.  A cluster tile has a tile per CTA."""
-        return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
+        """Returns the number of cluster tiles of an `[M, N]` result.  In a cluster tile, each CTA has one tile."""
+        return cdiv(M, self.block_m * CLUSTER_CTAS) * cdiv(N, self.block_n)
 
 
 tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
@@ -63,11 +63,11 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the average registers of a thread, and the bytes of the ring, the staged output boxes and the barriers.
-    Each output takes an fp32 register.  In fp8 it takes a second register, for an fp32 sum."""
+    """Returns the average registers of a thread, and the shared memory of a CTA.  Each output takes an fp32 register.
+    In fp8 it takes a second register, for an fp32 sum."""
     size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     values = config.block_n // 2 * (2 if size == 1 else 1)
-    tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
+    tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER_CTAS
     ctas, step = min(tiles, HOPPER_SMS), ROW_BYTES // size
     flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), step) * step
     return Footprint(
@@ -83,14 +83,14 @@ def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footpri
 def _kernel(
     kind: str, config: ClusterTile, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
 ) -> _cuda.CudaKernel:
-    options = _cuda.macros(
+    compile_options = _cuda.macros(
         FP8=kind == "fp8",
         HALF=kind == "fp16",
         CONSUMERS=config.consumers,
         REGISTERS=CONSUMER_REGISTERS[config.consumers],
         BLOCK_N=config.block_n,
         STAGES=config.stages,
-        GROUP_M=max(1, config.group_m // CLUSTER),
+        GROUP_M=max(1, config.group_m // CLUSTER_CTAS),
         STAGED=config.staged,
         A_ALONG_K=along_k[0],
         B_ALONG_K=along_k[1],
@@ -98,7 +98,7 @@ def _kernel(
         RESIDUAL=residual,
         BLOCK_SCALES=block_scales,
     )
-    return _cuda.load(SOURCE, "multicast", options=options)
+    return _cuda.load(SOURCE, "multicast", options=compile_options)
 
 
 def launch(
@@ -113,17 +113,17 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches the kernel on tensor maps of `a`, `b`, the output and the residual (or the output again).
+    """Launches the kernel.  `maps`: tensor maps of `a`, `b`, the output, and the residual (without one: the output
+    again).
 
-    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k`: whether `a` and `b` are contiguous along K.
-    `scales`: the scales of `a` and `b` in fp8.
-    """
+    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k` says for `a` and for `b` whether it is
+    contiguous along K.  `scales` holds the scales of `a` and `b` in fp8."""
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
-    clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER))
+    cluster_count = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER_CTAS))
     strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
     kernel(
-        (clusters * CLUSTER,),
+        (cluster_count * CLUSTER_CTAS,),
         (128 * (config.consumers + 1),),
         *maps,
         bias,

@@ -1,7 +1,7 @@
-"""Computes the random words (Philox-4x32-10) and the exponential random numbers of `sample`, by calls of torch.
+"""Computes the random words (Philox-4x32-10) and the exponential random numbers of `sample`, by torch calls.
 
-torch has no unsigned multiplication, so int64 holds the 32-bit words.  Multiplications wrap modulo 2**64, which keeps
-the right bits.  A mask cuts the result of an arithmetic shift to 32 bits.
+torch has no unsigned multiplication, so int64 holds the 32-bit words.  A multiplication wraps modulo 2**64, which keeps
+the needed bits.  A mask cuts the result of an arithmetic shift to 32 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def philox(
     """Returns Philox's four words for the key `seed` and the counter `(position, block, stream, 0)`, int64 in [0,
     2**32).
 
-    The arguments are int64 tensors that broadcast to one shape.  Once all words have this shape, the rounds compute in
+    The arguments are int64 tensors that broadcast to one shape.  When all words have this shape, the rounds compute in
     place."""
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
@@ -28,16 +28,16 @@ def philox(
     c2 = (stream if isinstance(stream, torch.Tensor) else block.new_full((), stream)).expand(shape)
     c3 = block.new_zeros(()).expand(shape)
     for _ in range(10):
-        first, second = c0 * M0, c2 * M1
-        c0 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
-        c2 = (first >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
-        c1, c3 = second.bitwise_and_(LOW), first.bitwise_and_(LOW)
+        first_product, second_product = c0 * M0, c2 * M1
+        c0 = (second_product >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
+        c2 = (first_product >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
+        c1, c3 = second_product.bitwise_and_(LOW), first_product.bitwise_and_(LOW)
         k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
     return c0, c1, c2, c3
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """Returns random words (B, V), one per token, for seeds, positions and streams (B,).  A call makes four words."""
+    """Returns random words (B, V), one per token, for seeds, positions and streams (B,).  Philox makes four at once."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]

@@ -8,16 +8,16 @@ import triton.language as tl
 
 @triton.jit
 def log_exponential(word):
-    """Computes `log(E)` with `E = -log1p(-u)`, where u in (0, 1) comes from `word`.  Winners have a small u, and then
-    `1 - u` loses digits.  So below `u = 1/4` the function takes the series `E = 2 * atanh(u / (2 - u))`.  The first
-    omitted term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it is libdevice's polynomial, not lg2.approx
-    (read in the PTX)."""
+    """Computes `log(E)` with `E = -log1p(-u)`, where u in (0, 1) comes from `word`.  Drawn tokens have a small u, for
+    which `1 - u` loses digits.  So below `u = 1/4` the function takes the series `E = 2 * atanh(u / (2 - u))`.  The
+    first omitted term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it is libdevice's polynomial, not
+    lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
-    z2 = z * z
+    z_squared = z * z
     series = 1.0 / 9.0
-    series = series * z2 + 1.0 / 7.0
-    series = series * z2 + 1.0 / 5.0
-    series = series * z2 + 1.0 / 3.0
-    small = 2.0 * z + 2.0 * z * z2 * series
-    return tl.log(tl.where(u < 0.25, small, -tl.log(1.0 - u)))
+    series = series * z_squared + 1.0 / 7.0
+    series = series * z_squared + 1.0 / 5.0
+    series = series * z_squared + 1.0 / 3.0
+    series_value = 2.0 * z + 2.0 * z * z_squared * series
+    return tl.log(tl.where(u < 0.25, series_value, -tl.log(1.0 - u)))

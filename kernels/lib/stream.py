@@ -18,22 +18,22 @@ from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD
 
-SOURCE = (_cuda.LIB / "stream.cu").read_text()
-WARP = 32
-ROWS = 16
+SOURCE = (_cuda.LIB_FOLDER / "stream.cu").read_text()
+WARP_THREADS = 32
+WARP_ROWS = 16
 """The number of weight rows per warp: the M of mma.m16n8k16."""
-COLUMNS = 8
+TILE_COLUMNS = 8
 """The number of columns of a tile: the N of mma.m16n8k16."""
-MOST_COLUMNS = 16
+MAX_COLUMNS = 16
 """The most columns: two mma per 16 x 16 codes.  With more, activations would take the registers of the stream."""
-MOST_M = 8
+MAX_M = 8
 VECTOR_BYTES = 16
 """Bytes of a load of `a`, if each row of `a` is a whole number of such loads."""
 QUAD_BYTES = 64
 """Bytes of a weight row that a warp loads at once."""
 OTHER_REGISTERS = 32
 """The least number of registers for addresses, scales and dequantized codes."""
-MAGIC = 0x43004300
+BF16_128_TWICE = 0x43004300
 """A word that holds 128 in bf16 twice."""
 
 
@@ -58,12 +58,12 @@ def chunks(K: int, bits: int) -> int:
 
 def column_tiles(M: int, subgroups: int) -> int:
     """Returns the number of eight-column tiles for M rows of `a`.  A row has one column per group of a 64-byte load."""
-    return -(-M * subgroups // COLUMNS)
+    return -(-M * subgroups // TILE_COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Returns the number of warps that fit in an SM's registers.  A thread has 128 registers, 168 with a second tile of
-    activations or with zero points, and 255 with both."""
+    """Returns the number of warps that fit in an SM's registers.  A thread has 128 registers, or 168 with a second tile
+    of activations or with zero points, or 255 with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
@@ -76,37 +76,37 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the number of rows of `a` (at most the kernel's limit), and the number of their column tiles."""
-        M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
+        """Returns the number of rows of `a` (at most the kernel's limit), and the number of tiles of their columns."""
+        M = min(int(case["M"]), MAX_M, MAX_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the registers (codes in flight, activations of two chunks) and the shared memory (warps' sums)."""
+        """Returns the registers (codes in flight, activations of two chunks) and shared memory (sums of warps)."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
-            threads=WARP * config.warps,
+            threads=WARP_THREADS * config.warps,
             registers=8 * config.depth + 2 * tiles * 64 // bits + 8 * tiles,
-            shared_bytes=4 * ROWS * config.warps * M,
-            ctas=cdiv(int(case["N"]), ROWS * (config.warps // config.warps_k)) * config.split,
+            shared_bytes=4 * WARP_ROWS * config.warps * M,
+            ctas=cdiv(int(case["N"]), WARP_ROWS * (config.warps // config.warps_k)) * config.split,
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each split of K has a chunk, and whether a thread's registers hold the data in flight."""
-        shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
-        enough_chunks = shares == 1 or shares <= chunks(int(case["K"]), bits)
-        return enough_chunks and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
+        """Returns whether each part of a split K has a chunk, and a thread's registers can hold the data in flight."""
+        k_shares, resources = config.warps_k * config.split, footprint(config, case, scheme)
+        enough_chunks = k_shares == 1 or k_shares <= chunks(int(case["K"]), bits)
+        return enough_chunks and resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Returns a config of one wave: splits K until every SM is full of warps, with at least one chunk per split."""
-        rows, max_shares = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
+        """Returns a config of one wave: splits K until every SM is full of warps.  A split has at least a chunk."""
+        rows, max_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
-        shares = max(min(HOPPER_SMS * warps // rows, max_shares), 1)
-        if shares <= 2:
-            return Config(4, shares, 1, depth)
-        split = next(split for split in (1, 2, 4, 8) if shares <= 8 * split or split == 8)
-        shared = min(shares // split, 8)
-        return Config(shared, shared, split, depth)
+        k_shares = max(min(HOPPER_SMS * warps // rows, max_shares), 1)
+        if k_shares <= 2:
+            return Config(4, k_shares, 1, depth)
+        split = next(split for split in (1, 2, 4, 8) if k_shares <= 8 * split or split == 8)
+        cta_warps = min(k_shares // split, 8)
+        return Config(cta_warps, cta_warps, split, depth)
 
     return Tuning(Config, configs, heuristic, footprint, rule)
 
@@ -119,16 +119,16 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
-    """Computes the arguments of a launch: compiler options, the grid, the threads of a CTA, sizes and strides."""
-    a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
+    """Divides the work of a call.  Returns compiler options, the grid, the threads of a CTA, sizes and strides."""
+    a, codes, scale, config, has_zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
-    vectors = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
-    options = _cuda.macros(
+    vector_loads = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
+    compile_options = _cuda.macros(
         BITS=bits,
-        A_VECTORS=vectors,
-        SCALE=_cuda.ELEMENTS[scale.dtype],
-        ZEROS=zeros,
+        A_VECTORS=vector_loads,
+        SCALE=_cuda.ELEMENT_CODES[scale.dtype],
+        ZEROS=has_zeros,
         M=M,
         SUB=subgroups,
         N_TILES=tiles,
@@ -136,17 +136,17 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         WARPS_K=config.warps_k,
         SPLIT=config.split,
         DEPTH=config.depth,
-        CTAS_PER_SM=max(warps_per_sm(tiles, zeros) // config.warps, 1),
+        CTAS_PER_SM=max(warps_per_sm(tiles, has_zeros) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
-    scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
-    grid = (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,)
-    return options, grid, (WARP * config.warps,), scalars
+    scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_TWICE)
+    grid = (cdiv(N, WARP_ROWS * (config.warps // config.warps_k)) * config.split,)
+    return compile_options, grid, (WARP_THREADS * config.warps,), scalars
 
 
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  `codes`: packed int32 (N, words).  `scale`, `zero`: a value per group, contiguous rows."""
-    options, grid, threads, scalars = bound
-    _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *scalars)
+    """Launches the kernel.  `codes`: packed int32 (N, words).  `scale`, `zero`: one per group, contiguous rows."""
+    compile_options, grid, threads, scalars = bound
+    _cuda.load(SOURCE, "gemv", options=compile_options)(grid, threads, a, codes, scale, zero, bias, c, *scalars)

@@ -1,4 +1,4 @@
-"""Holds helpers for TMA in Gluon kernels: tensor maps, their layouts, names of Triton 3.9, and a ring of TMA slots."""
+"""Holds helpers for TMA in Gluon kernels: tensor maps, layouts, functions renamed in Triton 3.9, barrier rings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ reinterpret = getattr(shared_memory_descriptor, "reinterpret", None) or shared_m
 """Returns the same shared memory with another dtype, shape and layout."""
 
 # Making a layout takes 9 us on the host, so each layout is made once.
-HEADS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+HEADS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 """The layout of a box of 64 columns of 16 bits in four dimensions.  Attention loads heads with this layout."""
-PAGES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
+PAGES_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
 """The layout of a box of 64 columns of 16 bits in five dimensions.  Attention loads pages with this layout."""
 
 
@@ -38,8 +38,8 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
     """Returns a function that makes tensor maps for tensors of one layout.  `kind` is Triton's or Gluon's class of
     maps.  The function skips the constructor's checks, so a map takes 0.5 us on the host instead of 2.4 us.
 
-    The launcher has already made these checks.  It refuses addresses and strides that are not multiples of 16 bytes,
-    empty dimensions, and other layouts."""
+    The launcher has already made these checks.  It refuses addresses and strides that are not multiples of 16 bytes.
+    It also refuses empty dimensions and tensors of another layout."""
 
     def made(base: torch.Tensor) -> Any:
         tensor_map: Any = object.__new__(kind)
@@ -54,14 +54,14 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
 @gluon.jit
 def advance(slot, phase, ring):
     """Returns the next slot of a ring, and the barrier parity to wait for.  Each round of the ring flips the parity."""
-    last = slot == ring.shape[0] - 1
-    return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
+    is_last = slot == ring.shape[0] - 1
+    return gl.where(is_last, 0, slot + 1), phase ^ is_last.to(gl.int32)
 
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Makes `NUMBER` mbarriers.  A phase completes after `ARRIVALS` arrivals and all bytes that its barrier expects."""
+    """Makes `NUMBER` mbarriers.  A phase ends after `ARRIVALS` arrivals and all bytes that the barrier expects."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for nth in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(nth), count=ARRIVALS)
+    for barrier_index in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(barrier_index), count=ARRIVALS)
     return barriers

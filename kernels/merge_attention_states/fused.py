@@ -34,26 +34,26 @@ def fused_kernel(
 ):  # fmt: skip
     # row is int64, because parts * rows * D passes 2**31 elements.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    real = row < T * H
+    row_mask = row < T * H
     t = row // H
     h = row % H
     dims = tl.arange(0, BLOCK_D)
-    mask = real[:, None] & (dims < D)[None, :]
-    lses = lses_ptr + t * lses_stride_t + h * lses_stride_h
-    outs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
+    mask = row_mask[:, None] & (dims < D)[None, :]
+    lse_ptrs = lses_ptr + t * lses_stride_t + h * lses_stride_h
+    out_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
     m_i = tl.full((ROWS,), float("-inf"), tl.float32)
     l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for first in range(0, parts, AT_ONCE):
-        part_index = first + tl.arange(0, AT_ONCE)
-        long_index = part_index.to(tl.int64)
-        has_part = real[:, None] & (part_index < parts)[None, :]
-        lse = tl.load(lses[:, None] + long_index[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
+    for first_part in range(0, parts, AT_ONCE):
+        part_index = first_part + tl.arange(0, AT_ONCE)
+        part_index64 = part_index.to(tl.int64)
+        has_part = row_mask[:, None] & (part_index < parts)[None, :]
+        lse = tl.load(lse_ptrs[:, None] + part_index64[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
         lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
-        seen = lse > float("-inf")
+        has_keys = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
-        places = outs[:, None, :] + (long_index * outs_stride_p)[None, :, None]
-        value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
+        part_ptrs = out_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
+        value = tl.load(part_ptrs, mask=mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         rescale = tl.exp2((m_i - shift) * TO_LOG2)
@@ -65,12 +65,12 @@ def fused_kernel(
     result = (acc * (1 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
     lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(divisor) * TO_LN)
-    tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
+    tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=row_mask)
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Returns the program count, the sizes and strides, and the constants.  outs: (P, T, H, D); lses: (P, T, H)."""
-    parts, T, H, D = outs.shape
+    """Returns the number of programs, sizes, strides and constants.  `outs`: (P, T, H, D).  `lses`: (P, T, H)."""
+    part_count, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
     strides = (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride())
@@ -84,7 +84,7 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
         # In a fused multiply-add a lane's own product is exact and others' are rounded: equal sums would then differ.
         "enable_fp_fusion": False,
     }
-    return cdiv(T * H, rows), (parts, T, H, D, *strides), constants
+    return cdiv(T * H, rows), (part_count, T, H, D, *strides), constants
 
 
 def traffic(inputs: Arguments) -> Traffic:

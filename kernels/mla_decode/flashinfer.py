@@ -1,8 +1,8 @@
 """Calls FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if installed.
 
-`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here both are views.  `plan` reads the
-lengths and the table once per step for all layers.  The bench does not time `plan`: see `_flashinfer`.  A log-sum-exp
-takes one more launch.
+`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part as two tensors; here both are views.  `plan` reads
+the lengths and the table once per step for all layers.  The bench does not time `plan`: see `_flashinfer`.  A
+log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, unseen
+from rooflab.kernels._attention import AttentionResult, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.mla_decode.split_kv import latents_once
 from rooflab.reference.spec import Arguments
 
-LATENT, ROTARY = 512, 64
+LATENT_DIM, ROTARY = 512, 64
 """The sizes of DeepSeek-V2.  FlashInfer's kernels are built only for these sizes."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes FlashInfer's plan of a step for all layers.  Waits for the device.  q and kv_cache may be on `meta`."""
+    """Makes FlashInfer's plan for all layers of a step.  Waits for the device.  `q`, `kv_cache` may be on `meta`."""
     q, kv_cache, device = inputs.q, inputs.kv_cache, inputs.block_table.device
     B, H, _ = q.shape
     pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
     if not B or not len(pages.indices):
         return adapter.FlashInferPlan()
     bounds = torch.arange(B + 1, dtype=torch.int32)
-    wrapper = wrapper_of("BatchMLAPagedAttentionWrapper", device, q.dtype, LATENT)
+    wrapper = wrapper_of("BatchMLAPagedAttentionWrapper", device, q.dtype, LATENT_DIM)
     wrapper.plan(
         qo_indptr=bounds,
         kv_indptr=pages.indptr,
         kv_indices=pages.indices,
         kv_len_arr=pages.lengths,
         num_heads=H,
-        head_dim_ckv=LATENT,
+        head_dim_ckv=LATENT_DIM,
         head_dim_kpe=ROTARY,
         page_size=kv_cache.shape[1],
         causal=False,  # the one query sees its whole sequence
@@ -55,7 +55,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     min_sm=80,
     devices=("cuda",),
     requires=(adapter.PACKAGE,),
-    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)},
+    limits={"latent_dim": (LATENT_DIM,), "D": (LATENT_DIM + ROTARY,)},
     whole={"q": -1, "kv_cache": -1},
     traffic=adapter.with_base_e(latents_once),
     plan=plan_of,
@@ -70,19 +70,19 @@ def flashinfer(
     softmax_scale: float,
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
-) -> Returned:
-    """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  Without `plan` the call makes a plan: the
-    host reads the lengths and the table, and so waits for the device."""
+) -> AttentionResult:
+    """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  Without `plan`, the call makes a plan.  For
+    a plan, the host reads the lengths and the table, and so waits for the device."""
     if plan is None:
         pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
         plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **pages), adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q[..., :latent_dim], return_lse)
     result = plan.wrapper.run(
-        q_nope=q[..., :LATENT],
-        q_pe=q[..., LATENT:],
-        ckv_cache=kv_cache[..., :LATENT],
-        kpe_cache=kv_cache[..., LATENT:],
+        q_nope=q[..., :LATENT_DIM],
+        q_pe=q[..., LATENT_DIM:],
+        ckv_cache=kv_cache[..., :LATENT_DIM],
+        kpe_cache=kv_cache[..., LATENT_DIM:],
         return_lse=return_lse,
     )
     return adapter.finished(result, plan.unseeing)

@@ -1,9 +1,9 @@
 """The kernel `split_kv` improves on `naive`: it loads a latent once, as key and value.  Heads are the rows of a tile.
 
 A sequence's keys are split over programs (flash-decoding: Dao et al., 2023).  The partial results are merged by their
-log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a
-tile of latents for BLOCK_H heads.  With 128 heads and tiles of 64 heads, the cache is read twice, the second time from
-L2.  An fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
+log-sum-exps.  Page numbers are read one step ahead, so that all pipeline stages hold latents.  One program reads a tile
+of latents for BLOCK_H heads.  With 128 heads and tiles of 64 heads, the cache is read twice, the second time from L2.
+An fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 40
 """Registers per thread for pointers, masks and the running maximum and sum, besides accumulator and scores."""
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 LEAST_KEYS = 256
 """The least number of keys per split: with fewer keys the merge costs more than the split gains.  Writing and reading a
 part of 64 heads moves the bytes of 230 keys."""
@@ -48,29 +48,29 @@ class Config(LaunchConfig):
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the registers (accumulator and scores) and the shared memory (queries and staged latents)."""
-    latent, rotary = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
+    """Returns the registers (accumulator and scores) and the shared memory (queries, and latents of all stages)."""
+    latent_dim, rotary_dim = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
     threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
     heads = cdiv(int(case["H"]), config.block_h)
     return Footprint(
         threads=threads,
-        registers=cdiv(config.block_h * (latent + config.block_n), threads) + ADDRESS_REGISTERS,
-        shared_bytes=(config.block_h + tiles * config.block_n) * (latent + rotary) * scheme.activation.itemsize,
+        registers=cdiv(config.block_h * (latent_dim + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=(config.block_h + tiles * config.block_n) * (latent_dim + rotary_dim) * scheme.activation.itemsize,
         ctas=int(case["B"]) * heads,
     )
 
 
 # wgmma for tiles of 64 heads, mma.sync for 16 or 32; 64 heads by 64 keys would spill.  Three stages: with two, a step's
 # latents are loaded when the products before it end, and nothing hides the loads.
-DEFAULTS = Defaults(
+DEFAULT_CONFIGS = Defaults(
     (
         ({"H": 16}, Config(16, 32, num_warps=4, num_stages=3)),
         ({"H": 32}, Config(32, 64, num_warps=8, num_stages=3)),
         ({}, Config(64, 32, num_warps=8, num_stages=3)),
     )
 )
-SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
+CONFIG_SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -89,16 +89,16 @@ def split_kv_kernel(
     split = program // head_tiles % splits
     b = (program // head_tiles // splits).to(tl.int64)
     length = tl.load(lens_ptr + b)
-    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    first_key = split * share
-    end = tl.minimum(first_key + share, length)
+    split_keys = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
+    first_key = split * split_keys
+    end = tl.minimum(first_key + split_keys, length)
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
-    real, heads64 = (heads < H)[:, None], heads.to(tl.int64)
+    head_mask, heads64 = (heads < H)[:, None], heads.to(tl.int64)
     rows = q_ptr + b * q_stride_b + heads64[:, None] * q_stride_h
-    q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
-    q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=real & (rotary < ROTARY)[None, :], other=0.0)
+    q = tl.load(rows + columns[None, :], mask=head_mask & (columns < LATENT)[None, :], other=0.0)
+    q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=head_mask & (rotary < ROTARY)[None, :], other=0.0)
 
     m_i = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_H,), tl.float32)
@@ -132,7 +132,7 @@ def split_kv_kernel(
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
     result = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
+    tl.store(out_rows + columns[None, :], result, mask=head_mask & (columns < LATENT)[None, :])
     if LSE:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
         lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
@@ -141,41 +141,41 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits with the least time for all waves of CTAs, counted in keys.  The partial result of a
-    split costs `LEAST_KEYS`.  A split of the longest possible sequence has at least `LEAST_KEYS` keys."""
+    """Returns the number of splits with the least time: waves of CTAs times keys per split.  Each of several splits
+    costs `LEAST_KEYS` more keys.  A split of the longest sequence has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
 
-    return min(range(1, max(1, min(most_keys // LEAST_KEYS, MOST_SPLITS)) + 1), key=keys)
+    return min(range(1, max(1, min(most_keys // LEAST_KEYS, MAX_SPLITS)) + 1), key=keys)
 
 
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
-    """Returns the number of splits of a call, from tensor sizes alone."""
+    """Returns the number of splits per sequence.  Only the sizes of the tensors decide it."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts the bytes of q, lengths, table, result, and of each latent once: L2 keeps latents for the other heads."""
+    """Counts the bytes of q, lengths, table, result, and each latent once: L2 keeps it for the other heads."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
-    _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
-    read_bytes = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * entries + nbytes(q, seq_lens)
+    _, table_entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
+    read_bytes = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * table_entries + nbytes(q, seq_lens)
     return Traffic(read_bytes, B * H * (inputs.latent_dim * q.element_size() + 4 * inputs.return_lse))
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `latents_once`, and a write and a read of the partial results of the splits."""
-    base, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
+    base_traffic, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
     if splits == 1:
-        return base
-    parts = splits * math.prod(inputs.q.shape[:2]) * (4 * inputs.latent_dim + 4)
-    return Traffic(base.read_bytes + parts, base.write_bytes + parts, launches=2)
+        return base_traffic
+    part_bytes = splits * math.prod(inputs.q.shape[:2]) * (4 * inputs.latent_dim + 4)
+    return Traffic(base_traffic.read_bytes + part_bytes, base_traffic.write_bytes + part_bytes, launches=2)
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
-    """Returns the program count per split, the scale, strides and constants, but no arguments of partial results."""
+    """Returns the number of programs per split, the scale, the strides and the constants of a launch."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
         "LATENT": latent_dim,
@@ -197,7 +197,7 @@ def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
     bind=launch,
     holds={"1 <= D - latent_dim <= 64": "1 to 64 rotary dimensions behind the latent"},
     fenced_since="3.7.1",
-    tuning=Tuning(Config, SPACE, DEFAULTS, footprint),
+    tuning=Tuning(Config, CONFIG_SPACE, DEFAULT_CONFIGS, footprint),
     over="naive",
     shows={
         "": (
@@ -220,30 +220,30 @@ def split_kv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes decode attention; only the device reads the lengths.  Two runs agree bit for bit."""
+    """Computes decode attention.  Only the device reads the lengths.  Two runs agree bit for bit."""
     (B, H, _), (programs, scale, strides, constants) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
-    parts, part_lse = out[None], None if lse is None else lse[None]
+    partial_outs, partial_lse = out[None], None if lse is None else lse[None]
     if splits > 1:
-        parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
-        part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
+        partial_outs = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
     split_kv_kernel[(programs * splits,)](
         q,
         kv_cache,
         block_table,
         seq_lens,
-        parts,
-        part_lse,
+        partial_outs,
+        partial_lse,
         H,
         scale,
         splits,
         *strides,
-        *parts.stride()[:3],
-        *strides_of(part_lse, 3),
-        LSE=part_lse is not None,
+        *partial_outs.stride()[:3],
+        *strides_of(partial_lse, 3),
+        LSE=partial_lse is not None,
         **constants,
     )
-    if splits > 1 and part_lse is not None:
-        lse = torch.empty_like(part_lse[0]) if lse is None else lse
-        programs, scalars, constants = merge.launch(parts, part_lse, out, lse)
-        merge.fused_kernel[(programs,)](parts, part_lse, out, lse, *scalars, **constants)
+    if splits > 1 and partial_lse is not None:
+        lse = torch.empty_like(partial_lse[0]) if lse is None else lse
+        programs, scalars, constants = merge.launch(partial_outs, partial_lse, out, lse)
+        merge.fused_kernel[(programs,)](partial_outs, partial_lse, out, lse, *scalars, **constants)

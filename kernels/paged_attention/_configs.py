@@ -21,22 +21,24 @@ class StepConfig(LaunchConfig):
     num_stages: int
 
 
-STEPS = space(StepConfig, block_n=(16, 32, 64, 128), num_warps=(1, 2, 4, 8), num_stages=(1, 2, 3, 4, 5))
-TILES = space(Config, block_m=(16, 32, 64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(1, 2, 3, 4))
-FMA_TILES = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8), num_stages=(1, 2))
+STEP_CONFIGS = space(StepConfig, block_n=(16, 32, 64, 128), num_warps=(1, 2, 4, 8), num_stages=(1, 2, 3, 4, 5))
+TILE_CONFIGS = space(
+    Config, block_m=(16, 32, 64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(1, 2, 3, 4)
+)
+FMA_CONFIGS = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8), num_stages=(1, 2))
 
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
     """Returns configs with pipelines of several depths, because a decode step needs bytes in flight.  A warp has at
-    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold operands in registers, and more keys spill up to 15 KB per
-    thread (read in the compiled kernels)."""
+    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold their operands in registers, and more keys spill up to 15
+    KB per thread (read in the compiled kernels)."""
     max_keys = 8 if scheme.activation == torch.float32 else 32
-    return tuple(config for config in STEPS(case) if config.block_n <= max_keys * config.num_warps)
+    return tuple(config for config in STEP_CONFIGS(case) if config.block_n <= max_keys * config.num_warps)
 
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers for a group's accumulator and scores, and the shared memory for queries, keys and values.
-    Triton allocates these amounts (read in the compiled kernels; tests/contracts/test_configs.py compares)."""
+    Triton allocates these amounts (read in the compiled kernels).  tests/contracts/test_configs.py compares them."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
@@ -51,18 +53,20 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def packed_rows(H: int, H_kv: int) -> int:
-    """Returns the number of rows of a program's matmul: the query heads of a group, but at least a tensor core's 16."""
+    """Returns the number of rows of a program's matmul: a group's query heads, but at least 16 for tensor cores."""
     return max(16, int(next_power_of_2(H // H_kv)))
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps need at least 64 rows.  In
-    fp32, heads wider than 64 use 8 warps for 32 keys: 4 warps spill 0.5 to 1.2 KB per thread (in the compiled kernels).
-    """
+    """Returns tiles of up to 16 rows per warp, with pipelines of several depths.  8 warps need at least 64 rows.  In
+    fp32, heads wider than 64 need 8 warps for 32 keys.  4 warps would spill 0.5 to 1.2 KB per thread (in the compiled
+    kernels)."""
     if scheme.activation == torch.float32:
-        narrow = int(case["D"]) <= 64
-        return tuple(c for c in FMA_TILES(case) if narrow or (c.block_n, c.num_warps) != (32, 4))
-    return tuple(c for c in TILES(case) if c.block_m <= 16 * c.num_warps and (c.num_warps == 4 or c.block_m >= 64))
+        narrow_heads = int(case["D"]) <= 64
+        return tuple(c for c in FMA_CONFIGS(case) if narrow_heads or (c.block_n, c.num_warps) != (32, 4))
+    return tuple(
+        c for c in TILE_CONFIGS(case) if c.block_m <= 16 * c.num_warps and (c.num_warps == 4 or c.block_m >= 64)
+    )
 
 
 def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -77,7 +81,7 @@ def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
-    """Returns the largest number of tiles for T queries in B sequences: each sequence may end in part of a tile."""
+    """Returns the largest number of tiles for T queries in B sequences.  Each sequence may end in a partial tile."""
     return T * group // block_m + B
 
 
@@ -109,5 +113,5 @@ CHUNKED_DEFAULTS = Defaults(
     ),
     _chunked_sizes,
 )
-GQA_PACKED = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
-CHUNKED = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)
+GQA_PACKED_TUNING = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
+CHUNKED_TUNING = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)

@@ -1,4 +1,4 @@
-"""Holds the host code of `tma_pages`: its configs, the check of the caches, and the tensor maps of caches."""
+"""Holds the host code of `tma_pages`: its configs, a check of the caches' strides, and tensor maps of the caches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.lib import attention_gluon as attention
-from rooflab.kernels.lib.tma import PAGES, map_maker
+from rooflab.kernels.lib.tma import PAGES_LAYOUT, map_maker
 from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-LEAST_PAGE = 8
+MIN_PAGE_TOKENS = 8
 """The number of rows after which the swizzle repeats; a box begins at a multiple of this number."""
-MOST_UNITS = 2**31
+MAX_UNITS = 2**31
 """The limit of a tensor map's coordinates, which are signed 32-bit integers."""
 
 
@@ -39,7 +39,7 @@ def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footpri
     )
 
 
-TMA_PAGES = Tuning(
+TMA_PAGES_TUNING = Tuning(
     PagesConfig,
     space(PagesConfig, block_n=(64, 128, 256), stages=(2, 3, 4, 5)),
     # The widest block that consumers and two slots can hold; more slots if they are small.  A guess, unmeasured.
@@ -49,35 +49,35 @@ TMA_PAGES = Tuning(
 
 
 def why_too_far(inputs: Arguments) -> str | None:
-    """Returns why a tensor map cannot address the pages and heads of a cache as one dimension, or None if it can."""
+    """Returns why a tensor map cannot address all pages and heads of a cache by one dimension, or None if it can."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
-        if _units(cache)[1] > MOST_UNITS:
+        if _units(cache)[1] > MAX_UNITS:
             expected = "strides of pages and heads with a larger common factor"
             return f"{name}: expected {expected}, got {cache.stride()}"
     return None
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Returns how pages and heads form one dimension of the tensor map: its stride, its size, the distance between two
-    pages, and the distance between two heads."""
+    """Returns the one dimension of a tensor map that addresses pages and heads: its stride and its size.  Also returns
+    the distances between two pages and between two heads in this dimension."""
     num_blocks, _, H_kv, _ = cache.shape
     page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
-    unit = math.gcd(page, head) or 8
-    page, head = page // unit, head // unit
-    return unit, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
+    unit_elements = math.gcd(page, head) or 8
+    page, head = page // unit_elements, head // unit_elements
+    return unit_elements, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns a function that makes a cache's tensor map, and the distances of pages and of heads in its first
-    dimension.
+    """Returns a function that makes a cache's tensor map.  Also returns the distance between two pages, and between two
+    heads, in the map's first dimension.
 
-    A box (the data of one TMA copy) has `box` keys of a page and a head, in wgmma's order.  In this order, 8 rows of 64
-    columns come first, then the next columns of the same rows, then the next 8 rows.  Without `whole`, the next columns
-    are another box.  Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and
-    heads share one."""
+    A box (the data of one TMA copy) has `box` keys of one page and head, in wgmma's order.  This order has 64 columns
+    of 8 rows, then the next 64 columns of these rows, then the next 8 rows.  Without `whole`, a box has only 64
+    columns.  Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and heads
+    share one dimension."""
     block_size, D = cache.shape[1], cache.shape[3]
-    unit, units, page, head = _units(cache)
+    unit_elements, unit_count, page, head = _units(cache)
     row = cache.stride(1)
-    shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
-    boxes = [1, box // 8, attention.tile_columns(D) // 64 if whole else 1, 8, 64]
-    return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
+    shape = [unit_count, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
+    box_shape = [1, box // 8, attention.tile_columns(D) // 64 if whole else 1, 8, 64]
+    return map_maker(TensorDescriptor, shape, [unit_elements, 8 * row, 64, row, 1], box_shape, PAGES_LAYOUT), page, head

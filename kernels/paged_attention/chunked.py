@@ -2,10 +2,10 @@
 queries.
 
 A tile is BLOCK_M rows of one sequence and one KV head.  A row is one query of one head of the group.  So a loaded key
-serves all heads, and even a chunk of few queries fills a tensor core's rows.  gqa_packed packs only heads.  Prefill in
-chunks is from Agrawal et al., "SARATHI", 2023.  The size of the grid is an upper bound from T, B and the tile size.  A
-program finds its sequence in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The last tiles see
-the most keys, so they come first.
+serves all heads of the group, and even a chunk of few queries fills a tensor core's rows.  gqa_packed packs only heads.
+Prefill in chunks is from Agrawal et al., "SARATHI", 2023.  The size of the grid is an upper bound from T, B and the
+tile size.  A program finds its sequence in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The
+last tiles see the most keys, so they come first.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -23,7 +23,7 @@ from rooflab.kernels._attention_configs import Config
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, pages_of, weigh
 from rooflab.kernels.paged_attention._args import traffic
-from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
+from rooflab.kernels.paged_attention._configs import CHUNKED_TUNING, tiles_at_most
 from rooflab.reference.spec import Arguments
 
 
@@ -35,14 +35,14 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the sequence of `tile`, by bisection.  The tiles of sequence b begin at `first_row // BLOCK_M + b`."""
+    """Returns the sequence of `tile`, by bisection.  Sequence b begins at tile `first_row // BLOCK_M + b`."""
     low = 0
     high = B
     while high - low > 1:
-        middle = (low + high) // 2
-        starts_later = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
-        high = tl.where(starts_later, middle, high)
-        low = tl.where(starts_later, low, middle)
+        middle_sequence = (low + high) // 2
+        starts_later = _first_query(cu_ptr, middle_sequence) * GROUP // BLOCK_M + middle_sequence > tile
+        high = tl.where(starts_later, middle_sequence, high)
+        low = tl.where(starts_later, low, middle_sequence)
     return low
 
 
@@ -67,12 +67,12 @@ def chunked_kernel(
     length = tl.load(lens_ptr + b)
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    real = dims < HEAD_DIM
+    dim_mask = dims < HEAD_DIM
     mask = rows < queries * GROUP
     token = (first_query + rows // GROUP).to(tl.int64)
     head = (kv_head * GROUP + rows % GROUP).to(tl.int64)
     q_rows = token * q_stride_t + head * q_stride_h
-    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask[:, None] & real[None, :], other=0.0)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask[:, None] & dim_mask[None, :], other=0.0)
     k_ptr += kv_head.to(tl.int64) * k_stride_h
     v_ptr += kv_head.to(tl.int64) * v_stride_h
     table_ptr += b.to(tl.int64) * table_stride
@@ -81,10 +81,10 @@ def chunked_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
-    ends = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
+    range_bounds = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
     for key_range in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        page = pages_of(table_ptr, ends[key_range], length, BLOCK_SIZE, BLOCK_N)
-        for start in range(ends[key_range], ends[key_range + 1], BLOCK_N):
+        page = pages_of(table_ptr, range_bounds[key_range], length, BLOCK_SIZE, BLOCK_N)
+        for start in range(range_bounds[key_range], range_bounds[key_range + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
             block = page.to(tl.int64)
@@ -93,8 +93,8 @@ def chunked_kernel(
             k_ptrs = k_ptr + (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
             v_ptrs = v_ptr + (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
             key_mask = keys < length
-            k = load_tile(k_ptrs, key_mask[None, :], real[:, None], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
-            v = load_tile(v_ptrs, key_mask[:, None], real[None, :], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
+            k = load_tile(k_ptrs, key_mask[None, :], dim_mask[:, None], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
+            v = load_tile(v_ptrs, key_mask[:, None], dim_mask[None, :], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
             scores = tl.dot(q, k, input_precision="ieee")
             if k_scale_ptr is not None:
                 scores *= tl.load(k_scale_ptr + kv_head)
@@ -125,7 +125,7 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     limits={"D": range(1, 257)},
     traffic=traffic,
     bind=launch,
-    tuning=CHUNKED,
+    tuning=CHUNKED_TUNING,
     fenced_since="3.7.1",
     over="gqa_packed",
     shows={
@@ -145,7 +145,7 @@ def chunked(
     sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
     bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention with any block_size.  Each cache may be e4m3.  The host does not wait for the device."""
+    """Computes attention with any block_size.  Each cache may be e4m3 (fp8).  The host does not wait for the device."""
     ctas, scalars, constants = bound
     chunked_kernel[(ctas,)](
         q,

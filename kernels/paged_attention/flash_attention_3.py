@@ -1,7 +1,7 @@
 """Calls FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608) by `flash_attn_with_kvcache`, if installed.
 
-This peer is for decode only, because chunks of prompts need the longest length on the host.  `fa3-fwd` does not support
-pages; the authors' package and `tokenspeed-fa3` support pages.
+This peer is for decode only: for chunks of prompts, the host would have to know the longest length.  `fa3-fwd` does not
+support pages.  The authors' package and `tokenspeed-fa3` support pages.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, unseen
-from rooflab.kernels.flash_attention.flash_attention_3 import AUTHORS, window_sizes
+from rooflab.kernels._attention import AttentionResult, unseen
+from rooflab.kernels.flash_attention.flash_attention_3 import AUTHORS_PACKAGE, window_sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages, traffic
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 
 
 @kernel(
@@ -23,8 +23,8 @@ from rooflab.kernels.takes import HALVES
     backend="cuda",
     min_sm=90,
     devices=("cuda",),
-    requires=(AUTHORS,),
-    dtypes={"q": HALVES, "k_cache": HALVES},
+    requires=(AUTHORS_PACKAGE,),
+    dtypes={"q": HALF_DTYPES, "k_cache": HALF_DTYPES},
     limits={"D": range(0, 257, 8)},
     traffic=traffic,
 )
@@ -39,13 +39,13 @@ def flash_attention_3(
     window: int | None,
     softcap: float | None,
     return_lse: bool,
-) -> Returned:
+) -> AttentionResult:
     """Calls `flash_attn_with_kvcache`, which allocates the result and chooses the number of splits."""
     check_all_pages(q, k_cache, block_table, seq_lens)
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
-    library: Any = import_module(AUTHORS)
-    result = library.flash_attn_with_kvcache(
+    fa3_module: Any = import_module(AUTHORS_PACKAGE)
+    result = fa3_module.flash_attn_with_kvcache(
         q[:, None],
         k_cache,
         v_cache,

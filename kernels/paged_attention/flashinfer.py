@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, unseen
+from rooflab.kernels._attention import AttentionResult, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages, traffic
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
 TENSOR_CORE_GROUP = 4
@@ -26,7 +26,7 @@ cores take only groups of 1, 2, 3, 4, 6 and 8."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes FlashInfer's plan of a step for all layers.  Waits for the device.  q and k_cache may be on `meta`."""
+    """Makes FlashInfer's plan for all layers of a step.  Waits for the device.  `q`, `k_cache` may be on `meta`."""
     q, cu_seqlens_q = inputs.q, inputs.cu_seqlens_q
     T, H, D = q.shape
     _, block_size, H_kv, _ = inputs.k_cache.shape
@@ -35,20 +35,20 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     if not T or not len(pages.indices):
         return adapter.FlashInferPlan()
     bounds = torch.arange(T + 1, dtype=torch.int32) if cu_seqlens_q is None else cu_seqlens_q.cpu()
-    unseeing = adapter.unseeing_rows(bounds, pages.lengths, True, device)
-    options = adapter.plan_options(inputs)
+    rows_without_keys = adapter.unseeing_rows(bounds, pages.lengths, True, device)
+    plan_options = adapter.plan_options(inputs)
     if cu_seqlens_q is None:
         with_tensor_cores = {"use_tensor_cores": H // H_kv >= TENSOR_CORE_GROUP}
         wrapper = wrapper_of("BatchDecodeWithPagedKVCacheWrapper", device, q.dtype, D, "NHD", **with_tensor_cores)
-        wrapper.plan(pages.indptr, pages.indices, pages.last_page_len, H, H_kv, D, block_size, **options)
+        wrapper.plan(pages.indptr, pages.indices, pages.last_page_len, H, H_kv, D, block_size, **plan_options)
     else:
         wrapper = wrapper_of("BatchPrefillWithPagedKVCacheWrapper", device, q.dtype, D, "NHD")
-        indptr, last = pages.indptr, pages.last_page_len
-        if unseeing is not None:
+        indptr, last_page_lens = pages.indptr, pages.last_page_len
+        if rows_without_keys is not None:
             bounds, indptr = adapter.seeing_apart(bounds, pages.lengths), adapter.without_keys(indptr)
-            last = torch.stack((torch.zeros_like(last), last), dim=1).flatten()
-        wrapper.plan(bounds, indptr, pages.indices, last, H, H_kv, D, block_size, causal=True, **options)
-    return adapter.FlashInferPlan(wrapper, unseeing)
+            last_page_lens = torch.stack((torch.zeros_like(last_page_lens), last_page_lens), dim=1).flatten()
+        wrapper.plan(bounds, indptr, pages.indices, last_page_lens, H, H_kv, D, block_size, causal=True, **plan_options)
+    return adapter.FlashInferPlan(wrapper, rows_without_keys)
 
 
 @kernel(
@@ -57,7 +57,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     min_sm=80,
     devices=("cuda",),
     requires=(adapter.PACKAGE,),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": adapter.HEAD_DIMS},
     whole={"q": -1, "k_cache": -1, "v_cache": -1},
     holds={"v_cache == k_cache or num_blocks * block_size * H_kv == 0": "the strides of k_cache"},
@@ -77,9 +77,9 @@ def flashinfer(
     softcap: float | None,
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
-) -> Returned:
-    """Calls batch decode or batch prefill, which write contiguous rows.  Without `plan` the call makes a plan: the host
-    reads the lengths and the table, and so waits for the device."""
+) -> AttentionResult:
+    """Calls batch decode or batch prefill, which write contiguous rows.  Without `plan`, the call makes a plan.  For a
+    plan, the host reads the lengths and the table, and so waits for the device."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         arguments = Arguments(

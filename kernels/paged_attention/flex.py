@@ -1,14 +1,14 @@
 """Calls torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
 
-The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages.  `mask_mod` turns
-a position in the cache into a position in the sequence, as in the paper's section on paged attention.  A masked value
-is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the list has only
-pages of which the query sees all tokens.  Two pages may be partly visible: the last page, and a page in which a window
-begins.  torch calls gather, clean and attend them.  The results are merged by their log-sum-exps.  One timed graph
-makes mask, list and merge.  An engine would make mask and list once per step for all layers.
+FlexAttention sees the cache as one long sequence of keys.  A `BlockMask` from the block table lists each query's pages.
+`mask_mod` turns a position in the cache into a position in the sequence, as in the paper's section on paged attention.
+A masked value is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the
+list has only pages that the query sees in full.  Two pages may be partly visible: the last page, and a page in which a
+window begins.  Separate torch calls compute their attention, with zeros for unseen values.  The results are merged by
+their log-sum-exps.  The timed graph makes mask, list and merge.  An engine would make mask and list once per step.
 
 The first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process
-decides whether fp32 products use TF32.
+decides whether fp32 matmuls use TF32.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels._attention import AttentionResult, get_scale, unseen
 from rooflab.kernels._peers import compiled
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import pages_from
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
-LEAST_PAGE = 16
+MIN_PAGE_TOKENS = 16
 """The least page size: the smallest matrix product has so many keys.  A page is a loop step, so a power of two."""
 QUERY_BLOCK = 128
 """The number of queries that share a row of the block mask; here a row has only one query."""
@@ -51,7 +51,7 @@ def attend(
 
     group = q.shape[1] // k_cache.shape[2]
     keys, values = (pages.flatten(0, 1)[None].transpose(1, 2) for pages in (k_cache, v_cache))
-    out, aux = flex_attention(
+    out, aux_outputs = flex_attention(
         q[:, :, None],
         keys,
         values,
@@ -61,15 +61,15 @@ def attend(
         enable_gqa=group > 1,
         return_aux=AuxRequest(lse=True),
     )
-    assert aux.lse is not None, "return_aux requests it"
-    merged = out[:, :, 0].float(), aux.lse[:, :, 0]
-    block_size, first = k_cache.shape[1], _first(seq_lens, window)
-    begun = seq_lens // block_size
-    parts = [(begun, seq_lens)]
+    assert aux_outputs.lse is not None, "return_aux requests it"
+    merged = out[:, :, 0].float(), aux_outputs.lse[:, :, 0]
+    block_size, first_key = k_cache.shape[1], _first(seq_lens, window)
+    last_page = seq_lens // block_size
+    edge_pages = [(last_page, seq_lens)]
     if window is not None:  # a page in which it begins, unless that is the last one or is seen whole
-        parts.append((first // block_size, torch.where(first % block_size > 0, begun * block_size, 0)))
-    for column, end in parts:
-        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first, end, scale, softcap))
+        edge_pages.append((first_key // block_size, torch.where(first_key % block_size > 0, last_page * block_size, 0)))
+    for column, end in edge_pages:
+        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first_key, end, scale, softcap))
     return merged
 
 
@@ -83,7 +83,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
-    """Makes the block mask.  It lists the pages of which a sequence's query sees all tokens."""
+    """Makes the block mask.  It lists, for each sequence, the pages that the query sees in full."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
@@ -121,14 +121,14 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over the keys from `first` to `end` in one page per sequence, at `column` of the table.  The
-    three tensors are (B,).  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
+    """Computes attention over keys `first` to `end` (B,) in one page per sequence, at `column` (B,) of the table.
+    Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
     hidden = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
-    entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
-    page = torch.where(hidden.all(1), 0, entry)
+    page_entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
+    page = torch.where(hidden.all(1), 0, page_entry)
     keys, values = (
         pages.index_select(0, page).masked_fill(hidden[..., None, None], 0).float() for pages in (k_cache, v_cache)
     )
@@ -145,12 +145,12 @@ def _page(
 def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merges the results of two parts of a row's keys.  A part without keys has output 0 and log-sum-exp -inf."""
     lse = torch.logaddexp(first_lse, second_lse)
-    reached = lse.masked_fill(lse == -math.inf, 0.0)
-    shares = [torch.exp(part_lse - reached)[..., None] for part_lse in (first_lse, second_lse)]
-    return first * shares[0] + second * shares[1], lse
+    finite_lse = lse.masked_fill(lse == -math.inf, 0.0)
+    part_weights = [torch.exp(part_lse - finite_lse)[..., None] for part_lse in (first_lse, second_lse)]
+    return first * part_weights[0] + second * part_weights[1], lse
 
 
-COMPILED = compiled(attend)
+_COMPILED_ATTEND = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -167,10 +167,10 @@ def traffic(inputs: Arguments) -> Traffic:
     backend="torch",
     min_sm=80,
     devices=("cuda",),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     traffic=traffic,
     holds={
-        **pages_from(LEAST_PAGE),
+        **pages_from(MIN_PAGE_TOKENS),
         "H // (H_kv or 1) & H // (H_kv or 1) - 1 == 0": "a power of two of query heads for each of k_cache's",
         "k_cache[0] == block_size * k_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
         "v_cache[0] == block_size * v_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
@@ -187,13 +187,13 @@ def flex(
     window: int | None,
     softcap: float | None,
     return_lse: bool,
-) -> Returned:
-    """Computes FlexAttention over a paged cache.  The compiled code allocates the result, and no length is read."""
+) -> AttentionResult:
+    """Computes FlexAttention over a paged cache.  The compiled code allocates the result.  No length is read."""
     if q.device.type != "cuda":
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
-    out, lse = COMPILED(
+    out, lse = _COMPILED_ATTEND(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,

@@ -16,7 +16,7 @@ from torch import Tensor
 from rooflab.kernels._attention import LOG2E, get_scale
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
-from rooflab.kernels.paged_attention._configs import GQA_PACKED, StepConfig, packed_rows
+from rooflab.kernels.paged_attention._configs import GQA_PACKED_TUNING, StepConfig, packed_rows
 from rooflab.reference.spec import Arguments
 
 
@@ -86,7 +86,7 @@ def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, A
     limits={"D": (16, 32, 64, 128, 256)},
     traffic=traffic,
     bind=launch,
-    tuning=GQA_PACKED,
+    tuning=GQA_PACKED_TUNING,
     over="naive",
     shows={
         "": (

@@ -35,15 +35,15 @@ def naive(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> None:
-    """Computes one sequence after another.  The host reads the lengths, and so waits for the device."""
+    """Computes one sequence's attention after another.  The host reads the lengths, and so waits for the device."""
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
         rows, count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
         if not count:  # then the table may hold anything, as it may before a window
             continue
-        first = 0 if window is None else max(0, length - count + 1 - window)
-        keys, values = (_gathered(cache, block_table[b], first, length) for cache in (k_cache, v_cache))
-        scales = [None if factor is None else factor[None] for factor in (k_scale, v_scale)]
+        first_key = 0 if window is None else max(0, length - count + 1 - window)
+        keys, values = (_gathered(cache, block_table[b], first_key, length) for cache in (k_cache, v_cache))
+        cache_scales = [None if factor is None else factor[None] for factor in (k_scale, v_scale)]
         results = out[None, rows], None if lse is None else lse[None, rows]
-        attend(q[None, rows], keys, values, *results, True, scale, window, softcap, sinks, None, *scales)
+        attend(q[None, rows], keys, values, *results, True, scale, window, softcap, sinks, None, *cache_scales)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import get_scale
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.reference.pages import check_pages
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides, window and number of threads of a call with this layout."""
+    """Returns the sizes, strides, window and number of threads for calls with this layout."""
     q, k_cache, block_table = of.q, of.k_cache, of.block_table
     k_page, k_token, k_head, _ = k_cache.stride()
     v_page, v_token, v_head, _ = of.v_cache.stride()
@@ -58,8 +58,10 @@ def native(
 ) -> None:
     """Computes decode rows and chunks of prompts in one call.  The call also checks lengths, bounds and pages."""
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
-    pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
+    data_ptrs = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
     table_pointers = seq_lens.data_ptr(), block_table.data_ptr()
-    if built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *table_pointers, bound, get_scale(q, softmax_scale)):
+    if built(SOURCE, "ippppppppf")(
+        DTYPE_CODES[q.dtype], *data_ptrs, *table_pointers, bound, get_scale(q, softmax_scale)
+    ):
         # `check_pages` says what is wrong.
         check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)

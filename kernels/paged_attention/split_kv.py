@@ -2,8 +2,8 @@
 
 gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs.  If lengths
 differ, the longest sequence decides the time.  Here the keys of all sequences form one list of units of 16 keys.  A
-CTA's share begins and ends anywhere in this list.  (Flash-decoding, Dao et al. 2023, splits each sequence; equal shares
-come from Stream-K, Osama et al. 2023.)  The device computes the shares from seq_lens, so the host does not wait.
+CTA's share may begin and end anywhere in this list.  (Flash-decoding, Dao et al. 2023, splits each sequence; equal
+shares come from Stream-K, Osama et al. 2023.)  The device computes the shares from seq_lens, so the host does not wait.
 
 The device code is `split_kv.cu`.  Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -22,22 +22,22 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme, get_scheme
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.occupancy import HOPPER, SHARED_RESERVED, occupancy
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
-UNIT = 16
+UNIT_KEYS = 16
 """The number of keys that a warp multiplies at once: the K of mma.m16n8k16 in the second product."""
-MOST_ROWS = 16
+MAX_ROWS = 16
 """The most query heads per warp: the M of mma.m16n8k16."""
-WIDTH = 12
+MAX_DIRECT_PARTS = 12
 """The most parts that are merged directly; more parts are merged in about sqrt(count) groups, then the groups' sums."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
-BLOCK = 2**18
+COUNTER_BLOCK = 2**18
 """The number of counters in a block of memory (1 MiB) that the launches on a GPU share: enough for 248 streams and
 addresses with 8 warps on each of 132 SMs. Layers of a graph, and graphs of one pool, take turns at a few addresses."""
 OTHER_REGISTERS = 40
@@ -58,8 +58,8 @@ class SplitConfig:
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
-    """Returns the number of query heads that a warp takes, and the number of warps for a group of query heads."""
-    return min(group, MOST_ROWS), -(-group // MOST_ROWS)
+    """Returns the number of query heads per warp, and the number of warps for all query heads of a group."""
+    return min(group, MAX_ROWS), -(-group // MAX_ROWS)
 
 
 def virtual_heads(H: int, H_kv: int) -> int:
@@ -68,27 +68,29 @@ def virtual_heads(H: int, H_kv: int) -> int:
 
 
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
-    """Returns the shared bytes of a CTA: keys and values in the rings of its warps, and queries that do not fit in
-    registers.  A gap of 16 bytes between two keys avoids bank conflicts of ldmatrix."""
+    """Returns the shared memory of a CTA in bytes.  It holds the rings of keys and values of all warps, and queries
+    that do not fit in registers.  A gap of 16 bytes between two keys avoids bank conflicts of ldmatrix."""
     size = D * scheme.weight.itemsize
-    pitch = size + (0 if size // 16 % 2 else 16)
-    queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
-    return config.warps * (config.num_stages * 2 * UNIT * pitch + queries)
+    key_pitch = size + (0 if size // 16 % 2 else 16)
+    queries = 2 * MAX_ROWS * D if D > 128 and group > MAX_ROWS // 2 else 0
+    return config.warps * (config.num_stages * 2 * UNIT_KEYS * key_pitch + queries)
 
 
-SPACE = space(SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_sm=(1, 2, 4, 8), least=(2, 4, 16))
+CONFIG_SPACE = space(
+    SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_sm=(1, 2, 4, 8), least=(2, 4, 16)
+)
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """Returns configs with at least four warps per SM.  A number of warps that does not divide the heads is illegal."""
-    return tuple(config for config in SPACE(case) if config.warps * config.ctas_per_sm >= 4)
+    """Returns configs with at least four warps per SM.  The number of warps must divide the heads (`rule`)."""
+    return tuple(config for config in CONFIG_SPACE(case) if config.warps * config.ctas_per_sm >= 4)
 
 
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers for accumulators and queries, and the shared memory for the rings of the warps."""
     D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
-    group, sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
-    max_units = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
+    group, head_sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
+    max_units = int(case["B"]) * head_sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT_KEYS)
     return Footprint(
         threads=32 * config.warps,
         registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
@@ -98,53 +100,53 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether three conditions hold.  The number of warps divides the heads.  `ctas_per_sm` CTAs fit on an SM.
-    A warp can load a unit of 16 keys while it multiplies another unit."""
-    needs = footprint(config, case.but(context=0), scheme)
-    fits = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
+    """Returns whether a config meets three conditions.  The number of warps divides the heads.  `ctas_per_sm` CTAs fit
+    on an SM.  A warp can load a unit of 16 keys while it multiplies another unit."""
+    usage = footprint(config, case.but(context=0), scheme)
+    ctas_fit = occupancy((9, 0), usage.threads, usage.registers, usage.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     divides_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
-    return divides_heads and fits and config.num_stages >= 2
+    return divides_heads and ctas_fit and config.num_stages >= 2
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     """Puts neighbouring heads in a CTA, because their keys are neighbours in a page.  Then takes the deepest ring that
     fits.
 
-    8 warps per SM (16 for short heads) hide each other's softmax.  There are fewer if a ring would have under 3 units.
-    """
+    An SM has 8 warps (16 for short heads), so that one warp's softmax overlaps another's loads.  It has fewer warps if
+    a ring would otherwise have under 3 units."""
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
-    for per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
-        max_bytes = min(HOPPER.shared_bytes // (per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
-        rings = [SplitConfig(warps, stages, per_sm // warps, least=4) for stages in range(8, 0, -1)]
-        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= max_bytes), rings[-1])
+    for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
+        warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
+        ring_limit = min(HOPPER.shared_bytes // (warps_per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
+        rings = [SplitConfig(warps, stages, warps_per_sm // warps, least=4) for stages in range(8, 0, -1)]
+        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= ring_limit), rings[-1])
         if config.num_stages >= 3:
             break
     return config
 
 
-SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, rule)
+SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the number of CTAs and the number of sets of heads.  The CTAs fill the GPU.  There are fewer CTAs if a
-    share would have less than `least` units, for sequences that fill the table."""
-    sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
+    """Returns the number of CTAs and the number of head sets.  The heads of a set share a CTA.  The CTAs fill the GPU.
+    There are fewer CTAs if a share would have less than `config.least` units, with sequences that fill the table."""
+    head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     slots = block_table.shape[1] * k_cache.shape[1]
-    max_units = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
-    return max(min(sm_count(q.device) * config.ctas_per_sm, max_units // config.least), 1), sets
+    max_units = q.shape[0] * head_sets * -(-min(slots, window or slots) // UNIT_KEYS)
+    return max(min(sm_count(q.device) * config.ctas_per_sm, max_units // config.least), 1), head_sets
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Counts partial results: n for each segment (one sequence, one set of heads) that n > 1 shares cut."""
-    units = [-(-length // UNIT) for length in lengths]
-    total = sum(units) * sets
-    shares = max(min(ctas, total // least), 1)
+    """Counts partial results: a segment (one sequence, one set of heads) has n if it is cut into n > 1 shares."""
+    unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
+    total = sum(unit_counts) * sets
+    share_count = max(min(ctas, total // least), 1)
     part_count = start = 0
-    for count in units:
+    for count in unit_counts:
         for _ in range(sets if count else 0):
-            first, last = (((unit + 1) * shares - 1) // total for unit in (start, start + count - 1))
-            part_count += last - first + 1 if last > first else 0
+            first_share, last_share = (((unit + 1) * share_count - 1) // total for unit in (start, start + count - 1))
+            part_count += last_share - first_share + 1 if last_share > first_share else 0
             start += count
     return part_count
 
@@ -156,17 +158,17 @@ def traffic(inputs: Arguments) -> Traffic:
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
     rows, row_tiles = rows_of_tile(H // H_kv)
-    ctas, sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
-    part_bytes = parts(lengths.tolist(), sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
+    ctas, head_sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
+    part_bytes = parts(lengths.tolist(), head_sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
     repeated_bytes = int(lengths.sum()) * (row_tiles - 1) * 2 * H_kv * D * k_cache.element_size()
-    base = in_pages(inputs)
-    return Traffic(base.read_bytes + repeated_bytes + part_bytes, base.write_bytes + part_bytes, launches=1)
+    op_traffic = in_pages(inputs)
+    return Traffic(op_traffic.read_bytes + repeated_bytes + part_bytes, op_traffic.write_bytes + part_bytes, launches=1)
 
 
 _counters: dict[tuple[int, bool, int], Tensor] = {}
 """The counters of launches, by GPU and stream, or for captured launches by GPU and the address of their parts."""
-_unused: dict[int, Tensor] = {}
-"""The unused rest of the last block of `BLOCK` counters, by GPU."""
+_unused_counters: dict[int, Tensor] = {}
+"""The unused rest of the last block of `COUNTER_BLOCK` counters, by GPU."""
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
@@ -181,18 +183,18 @@ def counters(count: int, parts: Tensor) -> Tensor:
     if device.type != "cuda":
         return _zeros(count, device)
     with torch.cuda.device(device):
-        stream, captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
-        key = device.index, captured, parts.data_ptr() if captured else stream.cuda_stream
-        zeros = _counters.get(key)
-        if zeros is not None and len(zeros) >= count:
-            return zeros
-        unused = _unused.get(device.index)
-        if unused is None or len(unused) < count:
-            if captured:
+        stream, is_captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+        key = device.index, is_captured, parts.data_ptr() if is_captured else stream.cuda_stream
+        stream_counters = _counters.get(key)
+        if stream_counters is not None and len(stream_counters) >= count:
+            return stream_counters
+        unused_counters = _unused_counters.get(device.index)
+        if unused_counters is None or len(unused_counters) < count:
+            if is_captured:
                 return _zeros(count, device)
-            unused = _zeros(max(BLOCK, count), device)
+            unused_counters = _zeros(max(COUNTER_BLOCK, count), device)
             stream.synchronize()  # launches on other streams use it too
-        _counters[key], _unused[device.index] = unused[:count], unused[count:]
+        _counters[key], _unused_counters[device.index] = unused_counters[:count], unused_counters[count:]
         return _counters[key]
 
 
@@ -207,10 +209,10 @@ def _zeros(count: int, device: torch.device) -> Tensor:
     requires=("cupy",),
     holds={"(v_scale is None) == (k_scale is None)": "k_scale and v_scale together"},
     whole={"k_cache": -1, "v_cache": -1},
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(16, 257, 16)},
     traffic=traffic,
-    tuning=SPLIT_KV,
+    tuning=SPLIT_KV_TUNING,
     over="gqa_packed",
     shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
@@ -233,25 +235,25 @@ def split_kv(
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.
     part_rows = 2 * ctas * config.warps * rows_of_tile(H // H_kv)[0]
-    partial = torch.empty(part_rows, D, dtype=torch.float32, device=q.device)
+    partial_outs = torch.empty(part_rows, D, dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(part_rows, dtype=torch.float32, device=q.device)
     # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
-    even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
-    fp8 = k_scale is not None
+    pairs_aligned = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
+    is_fp8 = k_scale is not None
     sizes = {
         "D": D,
         "GROUP": H // H_kv,
         "H_KV": H_kv,
         "BLOCK_SIZE": block_size,
         "BF16": int(q.dtype == torch.bfloat16),
-        "FP8": int(fp8),
+        "FP8": int(is_fp8),
         "SOFTCAP": int(softcap is not None),
-        "PAIRS": int(even),
+        "PAIRS": int(pairs_aligned),
         "WARPS": config.warps,
         "STAGES": config.num_stages,
         "CTAS_PER_SM": config.ctas_per_sm,
         "LEAST": config.least,
-        "WIDTH": WIDTH,
+        "WIDTH": MAX_DIRECT_PARTS,
     }
     size = k_cache.element_size()
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
@@ -259,9 +261,9 @@ def split_kv(
     scale = D**-0.5 if softmax_scale is None else softmax_scale
     _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))(
         (ctas,), (32 * config.warps,),
-        q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial, partial_lse,
-        counters(ctas * config.warps, partial),
+        q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial_outs, partial_lse,
+        counters(ctas * config.warps, partial_outs),
         np.int32(B), np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW)),
         np.float32(scale), np.float32(softcap or 0.0), *map(np.int64, strides),
-        shared_bytes=ring_bytes(config, D, H // H_kv, FP8_CACHE if fp8 else BF16),
+        shared_bytes=ring_bytes(config, D, H // H_kv, FP8_CACHE if is_fp8 else BF16),
     )  # fmt: skip

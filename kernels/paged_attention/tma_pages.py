@@ -1,11 +1,11 @@
 """The kernel `tma_pages`, in Gluon, improves on `chunked`: TMA copies pages, and a separate warp issues the copies.
 
 In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
-keys of one page and head, at least 8 tokens at a time.  Two warpgroups have 64 rows each.  They overlap the value
-product of one block with the exponentials of the next (Shah et al., "FlashAttention-3", arXiv 2407.08608).  Unlike in
-flash_attention's ping_pong, they do not take turns.  A row is one query of one head of the group, as in `chunked`.
-CTAs are persistent.  A page may hold NaN past the end of its sequence.  So the producer writes zeros there before
-consumers get the last block's values.
+keys of one page and head, at least 8 tokens at a time.  Two warpgroups have 64 rows each.  Each overlaps the matmul of
+one block's weights and values with the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
+2407.08608).  The two do not take turns, unlike in flash_attention's ping_pong.  A row is one query of one head of the
+group, as in `chunked`.  CTAs are persistent.  A page may hold NaN past the end of its sequence.  So the producer writes
+zeros there before consumers get the last block's values.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -31,11 +31,17 @@ from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpret
 from rooflab.kernels.paged_attention._args import pages_from, traffic
 from rooflab.kernels.paged_attention._configs import tiles_at_most
-from rooflab.kernels.paged_attention._pages_args import LEAST_PAGE, TMA_PAGES, PagesConfig, cache_map, why_too_far
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.paged_attention._pages_args import (
+    MIN_PAGE_TOKENS,
+    TMA_PAGES_TUNING,
+    PagesConfig,
+    cache_map,
+    why_too_far,
+)
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
-ROWS: gl.constexpr = attention.ROWS
+ROWS: gl.constexpr = attention.WARPGROUP_ROWS
 
 
 # Device code.  Keys and values have a ring of slots each.  A slot is a block of keys, made of boxes with rows of one
@@ -53,15 +59,15 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     length, the bounds of the visible key blocks, and the first visible key.  Tiles that see the most keys come first.
     """
     cu, lens, B, H_kv, tiles, window = work
-    number = turn * gl.num_programs(0) + gl.program_id(0)
-    tile = tiles - 1 - number // H_kv
+    work_id = turn * gl.num_programs(0) + gl.program_id(0)
+    tile = tiles - 1 - work_id // H_kv
     low = 0
     high = B
     while high - low > 1:
-        middle = (low + high) // 2
-        starts_later = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
-        high = gl.where(starts_later, middle, high)
-        low = gl.where(starts_later, low, middle)
+        middle_sequence = (low + high) // 2
+        starts_later = _bound(cu, middle_sequence) * GROUP // (2 * ROWS) + middle_sequence > tile
+        high = gl.where(starts_later, middle_sequence, high)
+        low = gl.where(starts_later, low, middle_sequence)
     b = low
     first_query = _bound(cu, b)
     queries = _bound(cu, b + 1) - first_query
@@ -74,17 +80,17 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     if window is not None:
         first_key = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
     high = gl.cdiv(end, BLOCK_N)
-    return number % H_kv, b, first_query, queries, row, length, gl.minimum(first_key // BLOCK_N, high), high, first_key
+    return work_id % H_kv, b, first_query, queries, row, length, gl.minimum(first_key // BLOCK_N, high), high, first_key
 
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """Returns the layout of a slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns,
-    8 rows lie before the next 8 rows.  If a copy takes 64 columns, all rows lie before the next 64 columns."""
+    """Returns the layout of a slot in wgmma's swizzled atoms (8 rows, 64 columns).  With one copy for all columns, the
+    atoms of the first 8 rows come first.  With a copy per 64 columns, those of the first columns come first."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
-    down = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
-    return gl.SharedLinearLayout(atom + (column_bases + down if copies == 1 else down + column_bases), [], 1024)
+    row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
+    return gl.SharedLinearLayout(atom + (column_bases + row_base if copies == 1 else row_base + column_bases), [], 1024)
 
 
 @gluon.jit
@@ -108,28 +114,28 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     """Loads a block of keys or values from row `row` of the pages on.  Page -1 gives zeros, as TMA does outside the
     map.
 
-    A sum over the warp passes a page number from its lane to the copy.  This is one instruction, which writes a uniform
-    register.  `boxes` is BLOCK_N // BOX.  It is an argument so that the compiler keeps the loop: 16 unrolled boxes
-    spill."""
+    A sum over the warp passes a page number from its lane to the copy.  This sum is one instruction, which writes a
+    uniform register.  `boxes` is `BLOCK_N // BOX`.  It is an argument so that the compiler keeps the loop: 16 unrolled
+    boxes spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
     mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
-    views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
+    box_views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
     lane = gl.arange(0, 32, pages.type.layout)
-    units = gl.where(pages < 0, -1, pages * page_units + first_unit)
+    box_units = gl.where(pages < 0, -1, pages * page_units + first_unit)
     for group in range(boxes // UNROLLED):
-        for nth in gl.static_range(UNROLLED):
-            box = group * UNROLLED + nth
-            unit = gl.sum(gl.where(lane == box, units, 0), 0)
-            for copy in gl.static_range(COPIES):
-                view = views.index(copy * (BLOCK_N // BOX) + box)
-                async_load(x, [unit, row // 8, 0, 0, copy * 64], bar, view)
+        for unroll_index in gl.static_range(UNROLLED):
+            box = group * UNROLLED + unroll_index
+            box_unit = gl.sum(gl.where(lane == box, box_units, 0), 0)
+            for copy_index in gl.static_range(COPIES):
+                box_view = box_views.index(copy_index * (BLOCK_N // BOX) + box)
+                async_load(x, [box_unit, row // 8, 0, 0, copy_index * 64], bar, box_view)
 
 
 @gluon.jit
 def _clear(slot, left, COPIES: gl.constexpr):
-    """Writes zeros over the values from token `left` on, eight rows at a time, because a page may hold NaN there."""
+    """Writes zeros over the values of token `left` and of later tokens, because a page may hold NaN there."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
@@ -139,9 +145,9 @@ def _clear(slot, left, COPIES: gl.constexpr):
     rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
     atom_row = left // 8
     for column in range(D // 64):
-        view = atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
-        rows_before = view.load(layout)
-        view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
+        atom_view = atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
+        rows_before = atom_view.load(layout)
+        atom_view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
         for next_row in range(atom_row + 1, BLOCK_N // 8):
             atoms.index(column * COLUMN_STEP + next_row * ROW_STEP).store(gl.zeros([8, 64], slot.dtype, layout))
     fence_async_shared()
@@ -151,8 +157,8 @@ def _clear(slot, left, COPIES: gl.constexpr):
 def _produce(
     loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
 ):
-    """Runs the producer warp.  It loads a block's keys, then the previous block's values, in the order of their use."""
-    k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
+    """Runs the producer warp.  It loads a block's keys, then the values of the block before, in the order of use."""
+    k, v, table, table_stride, k_page, k_head, v_page, v_head, box_count = loads
     cu, lens, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
     STAGES: gl.constexpr = keys.shape[0]
@@ -172,19 +178,19 @@ def _produce(
             if step < high - low:
                 mbarrier.wait(k_empty.index(slot), phase)
                 _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, start % BLOCK_SIZE,
-                      boxes, BOX, COPIES)  # fmt: skip
+                      box_count, BOX, COPIES)  # fmt: skip
                 slot, phase = advance(slot, phase, keys)
             if step > 0:
-                first = start + BLOCK_N
+                block_start = start + BLOCK_N
                 # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
-                cut = first + BLOCK_N > length
+                is_cut = block_start + BLOCK_N > length
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
-                _load(v, v_full.index(gl.where(cut, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
-                      kv_head * v_head, first % BLOCK_SIZE, boxes, BOX, COPIES)  # fmt: skip
-                if cut:
+                _load(v, v_full.index(gl.where(is_cut, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
+                      kv_head * v_head, block_start % BLOCK_SIZE, box_count, BOX, COPIES)  # fmt: skip
+                if is_cut:
                     mbarrier.wait(v_full.index(STAGES), landed_phase)
                     landed_phase ^= 1
-                    _clear(values.index(v_slot), length - first, COPIES)
+                    _clear(values.index(v_slot), length - block_start, COPIES)
                     mbarrier.arrive(v_full.index(v_slot))
                 v_slot, v_phase = advance(v_slot, v_phase, values)
             pages_before = pages
@@ -196,25 +202,25 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes key blocks `from_block` down to `to_block`.  A block's exponentials overlap the value product of the
-    block before.  The first block's keys have arrived.  Each step waits for the next keys, except for block `low`."""
-    weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+    """Computes key blocks `from_block` down to `to_block`.  A block's exponentials overlap the value matmul of the
+    block before.  The first block's keys have arrived.  Steps wait for the next block's keys, except at block `low`."""
+    weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
     layout: gl.constexpr = weights.type.layout
     for step in range(from_block - to_block):
         block = from_block - 1 - step
-        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         key_tile = _tile(keys, slot, COPIES)
-        scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        accumulator = attention.rescaled(accumulator, shrink)
-        factors = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
-        accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
+        accumulator = attention.rescaled(accumulator, rescale)
+        weight_operand = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
+        accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
-        last = (positions - block * BLOCK_N)[:, None]
-        weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last, None, window, MASKED)
+        last_key = (positions - block * BLOCK_N)[:, None]
+        weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, MASKED)
         slot, phase = advance(slot, phase, keys)
         # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
         # before the exponentials, which then overlapped no product of this warpgroup.
@@ -222,14 +228,14 @@ def _steps(
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
         v_slot, v_phase = advance(v_slot, v_phase, values)
-    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase
+    return weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase
 
 
 @gluon.jit
 def _consume(
     args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
-    """Runs a consumer warpgroup: 64 rows of each tile, from the last block of keys to the first."""
+    """Runs a consumer warpgroup.  It has 64 rows of each tile, and goes from the last block of keys to the first."""
     tensors, strides, scales, work, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
@@ -240,14 +246,14 @@ def _consume(
     scores_layout: gl.constexpr = attention.product_layout(BLOCK_N)
     layout: gl.constexpr = attention.product_layout(D)
     rows_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
-    loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     q_tile = queries_tile.index(HALF)
     slot, phase, v_slot, v_phase = 0, 0, 0, 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, first_query, queries, row, length, low, high, _ = _place(tile_round, work, GROUP, BLOCK_N)
         row += HALF * ROWS
-        row_ids = row + gl.arange(0, ROWS, gl.SliceLayout(1, loaded))
-        dims = gl.arange(0, D, gl.SliceLayout(0, loaded))
+        row_ids = row + gl.arange(0, ROWS, gl.SliceLayout(1, load_layout))
+        dims = gl.arange(0, D, gl.SliceLayout(0, load_layout))
         token = (first_query + row_ids // GROUP).to(gl.int64)
         head = (kv_head * GROUP + row_ids % GROUP).to(gl.int64)
         row_mask = (row_ids < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -255,55 +261,55 @@ def _consume(
         q_tile.store(-rows if NEGATED else rows)  # a negative scale: softmax takes a positive one
         fence_async_shared()  # wgmma reads what these threads stored
 
-        mine = row + gl.arange(0, ROWS, rows_layout)
-        positions = length - queries + mine // GROUP
+        thread_rows = row + gl.arange(0, ROWS, rows_layout)
+        positions = length - queries + thread_rows // GROUP
         m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows_layout)
         l_i = gl.zeros((ROWS,), gl.float32, rows_layout)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         if low < high:
-            nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+            zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
             mbarrier.wait(k_full.index(slot), phase)
             key_tile = _tile(keys, slot, COPIES)
-            scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
             last_key = (positions - (high - 1) * BLOCK_N)[:, None]
-            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
+            weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
             slot, phase = advance(slot, phase, keys)
             mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
-            first = length - queries + row // GROUP
-            final = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
-            crossed, unmasked_blocks, _ = attention.block_kinds(first, final, low, high, window, BLOCK_N)
-            edges = (high - 1, high - 1 - crossed, high - 1 - crossed - unmasked_blocks, low)
-            state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
+            first_end = length - queries + row // GROUP
+            last_end = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
+            diagonal_blocks, unmasked_blocks, _ = attention.block_kinds(first_end, last_end, low, high, window, BLOCK_N)
+            edges = (high - 1, high - 1 - diagonal_blocks, high - 1 - diagonal_blocks - unmasked_blocks, low)
+            state = (weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
             for kind in gl.static_range(3):
                 if kind < 2 or window is not None:
                     state = _steps(
                         q_tile, memory, state, edges[kind], edges[kind + 1], low, positions, scales, window, kind != 1,
                         COPIES,
                     )  # fmt: skip
-            weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+            weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
-            accumulator = attention.rescaled(accumulator, shrink)
-            factors = attention.as_factor(weights, keys.dtype, layout)
-            accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
+            accumulator = attention.rescaled(accumulator, rescale)
+            weight_operand = attention.as_factor(weights, keys.dtype, layout)
+            accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
             mbarrier.arrive(v_empty.index(v_slot))
             v_slot, v_phase = advance(v_slot, v_phase, values)
 
-        row_head = kv_head * GROUP + mine % GROUP
-        sink = gl.load(sinks + row_head, mask=mine < queries * GROUP, other=0.0) if sinks is not None else None
-        share, natural = attention.finished(m_i, l_i, sink)
+        row_head = kv_head * GROUP + thread_rows % GROUP
+        sink = gl.load(sinks + row_head, mask=thread_rows < queries * GROUP, other=0.0) if sinks is not None else None
+        out_scale, natural_lse = attention.finished(m_i, l_i, sink)
         if lse is not None:
-            row_token = (first_query + mine // GROUP).to(gl.int64)
+            row_token = (first_query + thread_rows // GROUP).to(gl.int64)
             gl.store(
                 lse + row_token * lse_stride_t + row_head.to(gl.int64) * lse_stride_h,
-                natural,
-                mask=mine < queries * GROUP,
+                natural_lse,
+                mask=thread_rows < queries * GROUP,
             )
-        result = attention.rescaled(accumulator, share)
+        result = attention.rescaled(accumulator, out_scale)
         q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
-        result = q_tile.load(loaded)
+        result = q_tile.load(load_layout)
         gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=row_mask)
 
 
@@ -347,32 +353,32 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
     window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
-    box, whole = min(block_size, of.config.block_n), D % 64 == 0
-    (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
+    box, full_rows = min(block_size, of.config.block_n), D % 64 == 0
+    (keys, *k_steps), (values, *v_steps) = cache_map(of.k_cache, box, full_rows), cache_map(of.v_cache, box, full_rows)
     scalars = (
-        B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
+        B, H_kv, tiles, *k_steps, *v_steps, of.config.block_n // box, window,
         *attention.exponents(of),
         *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
-    flags = {
+    constants = {
         "HEAD_DIM": D,
         "D": columns,
         "GROUP": H // H_kv,
         "BLOCK_SIZE": block_size,
         "BOX": box,
         "NEGATED": (of.softmax_scale or 0) < 0,
-        "COPIES": 1 if whole else columns // 64,
+        "COPIES": 1 if full_rows else columns // 64,
         "num_warps": 4,
         **of.config.launch_arguments,
     }
-    return min(tiles * H_kv, sm_count(of.q.device)), keys, values, scalars, flags
+    return min(tiles * H_kv, sm_count(of.q.device)), keys, values, scalars, constants
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
-    holds=pages_from(LEAST_PAGE), whole={"k_cache": -1, "v_cache": -1},
+    backend="gluon", min_sm=90, dtypes={"q": HALF_DTYPES}, limits={"D": range(8, 257, 8)},
+    holds=pages_from(MIN_PAGE_TOKENS), whole={"k_cache": -1, "v_cache": -1},
     unsupported=why_too_far, traffic=traffic,
-    bind=bind, tuning=TMA_PAGES,
+    bind=bind, tuning=TMA_PAGES_TUNING,
     over="chunked", shows={
         "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (
             'below.ctas > 132 == ctas and all(loop.cp_async for loop in below.loops if loop.wgmma); '
@@ -389,8 +395,8 @@ def tma_pages(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention by a producer warp that copies pages and two warpgroups of 64 rows.  The host never waits."""
-    ctas, k_map, v_map, scalars, flags = bound
+    """Computes attention: a producer warp copies pages, two warpgroups compute 64 rows each.  The host never waits."""
+    ctas, k_map, v_map, scalars, constants = bound
     pages_kernel[(ctas,)](
-        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *scalars, **flags
+        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *scalars, **constants
     )

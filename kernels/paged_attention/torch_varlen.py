@@ -17,19 +17,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels._attention import AttentionResult, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_lacking
+from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL_WINDOW, call, why_lacking
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.takes import HALVES
+from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
 """A page of FlashAttention-2 has a multiple of this number of tokens."""
-ANY_PAGE = "FA3"
+ANY_PAGE_IMPL = "FA3"
 """torch's name for FlashAttention-3, which takes pages of any size."""
 NEEDED_ARGUMENTS = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
 
@@ -48,16 +48,16 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
-    """Returns why torch's function cannot take these inputs, or None."""
+    """Returns why torch's `varlen_attn` cannot take these inputs, or None."""
     block_size = inputs.k_cache.shape[1]
     reason = why_lacking(*NEEDED_ARGUMENTS)
-    if reason or _active() == ANY_PAGE:
+    if reason or _active() == ANY_PAGE_IMPL:
         return reason
     if _active() is not None:
-        return f"kernel: expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
+        return f"kernel: expected FlashAttention-2 or {ANY_PAGE_IMPL}, got {_active()} activated"
     if block_size % PAGE_MULTIPLE:
         expected = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
-        return f"k_cache: expected {expected}, got {block_size}; {ANY_PAGE}, which is not activated, takes any"
+        return f"k_cache: expected {expected}, got {block_size}; {ANY_PAGE_IMPL}, which is not activated, takes any"
     return None
 
 
@@ -66,7 +66,7 @@ def why_not_taken(inputs: Arguments) -> str | None:
     backend="torch",
     min_sm=80,
     devices=("cuda",),
-    dtypes={"q": HALVES},
+    dtypes={"q": HALF_DTYPES},
     limits={"D": range(0, 257, 8)},
     unsupported=why_not_taken,
     traffic=traffic,
@@ -82,7 +82,7 @@ def torch_varlen(
     cu_seqlens_q: Tensor | None,
     window: int | None,
     return_lse: bool,
-) -> Returned:
+) -> AttentionResult:
     """Calls `varlen_attn`, which allocates the result.  Does not read the lengths, but passes the largest possible
     lengths."""
     # Asked at each call, because the activated kernel may have changed.
@@ -92,25 +92,25 @@ def torch_varlen(
     slots = block_table.shape[1] * k_cache.shape[1]
     if len(q) == 0 or slots == 0:
         return unseen(q, return_lse)
-    queries, longest = cu_seqlens_q, len(q)
+    queries, max_query_len = cu_seqlens_q, len(q)
     if queries is None:
-        queries, longest = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
-    any_page = _active() == ANY_PAGE
-    unmasked = cu_seqlens_q is None and window is None
-    may_split = any_page or (unmasked and q.shape[1] > k_cache.shape[2])
+        queries, max_query_len = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
+    takes_any_page = _active() == ANY_PAGE_IMPL
+    is_unmasked = cu_seqlens_q is None and window is None
+    may_split = takes_any_page or (is_unmasked and q.shape[1] > k_cache.shape[2])
     # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.
-    keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    keys = None if takes_any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
         q,
         k_cache,
         v_cache,
         queries,
         keys,
-        longest,
+        max_query_len,
         slots,
         return_lse=return_lse,
         scale=get_scale(q, softmax_scale),
-        window_size=CAUSAL if window is None and not unmasked else window_sizes(window),
+        window_size=CAUSAL_WINDOW if window is None and not is_unmasked else window_sizes(window),
         seqused_k=seq_lens,
         block_table=block_table,
         num_splits=None if may_split else 1,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
+from rooflab.kernels.lib.rows import MAX_WIDTH, Config, launch, rung
 
 
-@rung("rmsnorm", "LDG_E_NA_128 >= below.LDG_E_128", wide="T=4096,H=131072,eps=1e-05", limits={"H": MOST_WIDTH})
+@rung("rmsnorm", "LDG_E_NA_128 >= below.LDG_E_128", wide="T=4096,H=131072,eps=1e-05", limits={"H": MAX_WIDTH})
 def cluster(
     x: Tensor,
     weight: Tensor,

@@ -1,4 +1,4 @@
-"""The kernel `library` calls torch's rms_norm, and for `round_first` or an offset a few more calls, as users do."""
+"""The kernel `library` calls torch's rms_norm.  For `round_first` or an offset it makes a few more torch calls."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def call(
 
 @kernel(backend="torch")
 def library(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
-    """Computes `x / rms(x) * (weight + weight_offset)` by `torch.nn.functional.rms_norm`, which takes no `out`."""
+    """Computes `x / rms(x) * (weight + weight_offset)` by `torch.nn.functional.rms_norm`, which has no `out`."""
     return call(x, weight, eps, weight_offset, round_first)

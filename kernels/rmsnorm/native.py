@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU, makes one call.  Several torch calls cost more than a decode step's work."""
+"""The kernel `native`, in C++ for the CPU, makes one call.  Several torch calls take longer than the arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.fused_add_rmsnorm.native import SOURCE, TYPES
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.rmsnorm import SPEC
@@ -32,4 +32,4 @@ def native(
 ) -> None:
     """Computes `x / rms(x) * (weight + weight_offset)` in fp32, rounded once."""
     pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
-    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)
+    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

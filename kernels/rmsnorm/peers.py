@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._peers import LIGER, peer, theirs
+from rooflab.kernels._peers import LIGER_LIMITS, peer, theirs
 from rooflab.kernels.rmsnorm.naive import norm
 
-_liger = theirs("liger_kernel.ops.rms_norm", "rms_norm_forward")
-_quack = theirs("quack.rmsnorm", "rmsnorm_fwd")
+_liger_rms_norm = theirs("liger_kernel.ops.rms_norm", "rms_norm_forward")
+_quack_rms_norm = theirs("quack.rmsnorm", "rmsnorm_fwd")
 
 
 @peer()
@@ -19,13 +19,13 @@ def compiled(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, rou
     return norm(x, weight, eps, weight_offset, round_first).to(x.dtype)
 
 
-@peer(limits=LIGER, contiguous=("x",))
+@peer(limits=LIGER_LIMITS, contiguous=("x",))
 def liger(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
     """Calls Liger's kernel.  Casting mode `llama` rounds before the multiplication by the weight; `gemma` does not."""
-    return _liger(x, weight, eps, weight_offset, "llama" if round_first else "gemma", None)[0]
+    return _liger_rms_norm(x, weight, eps, weight_offset, "llama" if round_first else "gemma", None)[0]
 
 
 @peer(contiguous=("x",))
 def quack(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Any:
     """Calls QuACK without bias and residual, in the dtype of x."""
-    return _quack(x, weight, None, None, None, None, eps, False, weight_offset)[0]
+    return _quack_rms_norm(x, weight, None, None, None, None, eps, False, weight_offset)[0]

@@ -14,7 +14,7 @@ from rooflab.reference.rope import SPEC
 from rooflab.reference.spec import Arguments
 
 NUM_WARPS = 4
-TILE = 1024
+TILE_VALUES = 1024
 """The number of values of a program in each half of the heads: eight for each of 128 threads."""
 
 
@@ -35,17 +35,17 @@ def _rotate(
     pair_ids = tl.arange(0, BLOCK_HALF)
     mask = (heads < num_heads)[:, None] & (pair_ids < HALF)[None, :]
     if INTERLEAVED:
-        first = 2 * pair_ids[None, :]
-        gap = 1
+        first_offsets = 2 * pair_ids[None, :]
+        pair_gap = 1
     else:
-        first = pair_ids[None, :]
-        gap = HALF
-    x_ptrs = x_ptr + heads.to(tl.int64)[:, None] * stride_x + first
-    out_ptrs = out_ptr + heads.to(tl.int64)[:, None] * stride_out + first
+        first_offsets = pair_ids[None, :]
+        pair_gap = HALF
+    x_ptrs = x_ptr + heads.to(tl.int64)[:, None] * stride_x + first_offsets
+    out_ptrs = out_ptr + heads.to(tl.int64)[:, None] * stride_out + first_offsets
     x1 = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptrs + gap, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptrs + pair_gap, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptrs, (x1 * cos - x2 * sin).to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out_ptrs + gap, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs + pair_gap, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -60,19 +60,19 @@ def _rope(
     position = tl.load(positions_ptr + token)
     pair_ids = tl.arange(0, BLOCK_HALF)
     # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
-    valid = pair_ids < tl.where((position >= 0) & (position < max_position), HALF, 0)
-    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=valid, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=valid, other=0.0)[None, :]
+    pair_mask = pair_ids < tl.where((position >= 0) & (position < max_position), HALF, 0)
+    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=pair_mask, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=pair_mask, other=0.0)[None, :]
     q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
     block = tl.program_id(1)
-    lanes = tl.arange(0, BLOCK_HEADS)
+    head_offsets = tl.arange(0, BLOCK_HEADS)
     if block < q_blocks:
-        heads = block * BLOCK_HEADS + lanes
+        heads = block * BLOCK_HEADS + head_offsets
         x_ptr = q_ptr + token * stride_qt
         out_ptr = q_out_ptr + token * stride_q_out_t
         _rotate(x_ptr, out_ptr, heads, num_heads, stride_qh, stride_q_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
     else:
-        heads = (block - q_blocks) * BLOCK_HEADS + lanes
+        heads = (block - q_blocks) * BLOCK_HEADS + head_offsets
         x_ptr = k_ptr + token * stride_kt
         out_ptr = k_out_ptr + token * stride_k_out_t
         _rotate(x_ptr, out_ptr, heads, num_kv_heads, stride_kh, stride_k_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
@@ -82,7 +82,7 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     """Computes the grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv = of.q.shape, of.k.shape[1]
     block_half = next_power_of_2(D // 2)
-    block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
+    block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE_VALUES // block_half, 1))
     strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
     scalars = (
         H,

@@ -1,4 +1,4 @@
-"""The kernel `joined` improves on `naive`: it joins q and k along the heads, so each step is one call for both.
+"""The kernel `joined` improves on `naive`: it concatenates q and k along the heads, so each step is one call for both.
 
 The kernel is for the CPU, where the torch calls of a decode step take more time than the arithmetic.
 """
@@ -40,7 +40,7 @@ def turned(
         x1, x2 = x[..., 0::2], x[..., 1::2]
     else:
         x1, x2 = x.chunk(2, dim=-1)
-    halves = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
-    rotated = torch.stack(halves, dim=-1).flatten(-2) if interleaved else torch.cat(halves, dim=-1)
+    rotated_halves = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
+    rotated = torch.stack(rotated_halves, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_halves, dim=-1)
     rotated = rotated.to(q.dtype)
     return rotated[:, :H], rotated[:, H:]

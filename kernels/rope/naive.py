@@ -21,11 +21,11 @@ def naive(
 ) -> None:
     """Rotates q and k in fp32, step by step.  A position outside the tables raises torch's error."""
     D = q.shape[2]
-    firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)
-    seconds = slice(1, D, 2) if interleaved else slice(D // 2, D)
+    first_columns = slice(0, D, 2) if interleaved else slice(0, D // 2)
+    second_columns = slice(1, D, 2) if interleaved else slice(D // 2, D)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, D/2)
     for x, result in ((q, q_out), (k, k_out)):
         x32 = x.float()
-        x1, x2 = x32[..., firsts], x32[..., seconds]
-        turned = x1 * c - x2 * s, x2 * c + x1 * s  # both before a store: the result may be x itself
-        result[..., firsts], result[..., seconds] = turned
+        x1, x2 = x32[..., first_columns], x32[..., second_columns]
+        rotated_pair = x1 * c - x2 * s, x2 * c + x1 * s  # both before a store: the result may be x itself
+        result[..., first_columns], result[..., second_columns] = rotated_pair

@@ -1,5 +1,5 @@
-"""The kernel `fused` makes one launch for all steps of `naive`.  A program norms and rotates some heads of q or of k,
-for some tokens.  The programs of k also write k and v to the tokens' slots.
+"""The kernel `fused` makes one launch for all steps of `naive`.  A program norms and rotates some heads of q, or some
+heads of k, for some tokens.  The programs for k also write k and v to the tokens' slots.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ def _load(
         mask = real & (pair_ids < HALF)[None, :]
         x1 = tl.load(x_ptr + rows + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(x_ptr + rows + HALF + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
-    tail = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
+    tail_columns = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        tail = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
-    return x1, x2, tail
+        tail_columns = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
+    return x1, x2, tail_columns
 
 
 @triton.jit
 def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    kind: tl.constexpr = out_ptr.dtype.element_ty
+    out_dtype: tl.constexpr = out_ptr.dtype.element_ty
     pair_ids = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
         values = tl.reshape(tl.join(y1, y2), [y1.shape[0], 2 * BLOCK_HALF])
-        tl.store(out_ptr + rows + columns[None, :], values.to(kind), mask=real & (columns < 2 * HALF)[None, :])
+        tl.store(out_ptr + rows + columns[None, :], values.to(out_dtype), mask=real & (columns < 2 * HALF)[None, :])
     else:
         mask = real & (pair_ids < HALF)[None, :]
-        tl.store(out_ptr + rows + pair_ids[None, :], y1.to(kind), mask=mask)
-        tl.store(out_ptr + rows + HALF + pair_ids[None, :], y2.to(kind), mask=mask)
+        tl.store(out_ptr + rows + pair_ids[None, :], y1.to(out_dtype), mask=mask)
+        tl.store(out_ptr + rows + HALF + pair_ids[None, :], y2.to(out_dtype), mask=mask)
 
 
 @triton.jit
@@ -74,9 +74,9 @@ def _scaled(x, scale, FP8: tl.constexpr):
 @triton.jit
 def _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF: tl.constexpr, BLOCK: tl.constexpr):
     pair_ids = tl.arange(0, BLOCK)[None, :]
-    valid = (position >= 0) & (position < max_position) & (pair_ids < HALF)
-    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=valid, other=0.0)
-    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=valid, other=0.0)
+    angle_mask = (position >= 0) & (position < max_position) & (pair_ids < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=angle_mask, other=0.0)
+    sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=angle_mask, other=0.0)
     return cos, sin
 
 
@@ -88,8 +88,8 @@ def _turn(
 ):  # fmt: skip
     """Norms and rotates some heads, and stores the heads in the mask `stored`.  Returns the rows of v, if given."""
     if norm_ptr is not None:
-        first = tl.zeros([1, 1], tl.int32)
-        w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+        row_zero = tl.zeros([1, 1], tl.int32)
+        w1, w2, w_tail = _load(norm_ptr, row_zero, row_zero == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
     if PDL:
         # No kernel of a step writes weights, positions, slots and tables.
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
@@ -103,18 +103,18 @@ def _turn(
     if v_ptr is not None:
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
-    x1, x2, tail = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+    x1, x2, tail_columns = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
     if not PDL:  # loads that wait for the position follow loads that do not
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
     if norm_ptr is not None:
-        squares = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail * tail, axis=1)
-        root = tl.rsqrt(squares / D + eps)[:, None]
-        x1, x2, tail = x1 * root * w1, x2 * root * w2, tail * root * w_tail
+        square_sum = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail_columns * tail_columns, axis=1)
+        inverse_rms = tl.rsqrt(square_sum / D + eps)[:, None]
+        x1, x2, tail_columns = x1 * inverse_rms * w1, x2 * inverse_rms * w2, tail_columns * inverse_rms * w_tail
     y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
     _store_pairs(out_ptr, out_rows, stored, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        scaled_tail = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
+        scaled_tail = _scaled(tail_columns, scale, FP8).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_rows + columns, scaled_tail, mask=stored & (columns < D))
     return v
 
@@ -137,11 +137,11 @@ def _rope_and_cache(
         row = tl.arange(0, Q_TOKENS * Q_HEADS)[:, None]
         tokens = (program // q_blocks).to(tl.int64) * Q_TOKENS + row // Q_HEADS
         heads = (program % q_blocks).to(tl.int64) * Q_HEADS + row % Q_HEADS
-        real = (tokens < T) & (heads < H)
+        mask = (tokens < T) & (heads < H)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         _turn(
             q_ptr, None, q_out_ptr, q_norm_ptr, tokens * stride_qt + heads * stride_qh, 0,
-            tokens * stride_q_out_t + heads * stride_q_out_h, real, real, position, 1.0, cos_ptr, sin_ptr, stride_cos,
+            tokens * stride_q_out_t + heads * stride_q_out_h, mask, mask, position, 1.0, cos_ptr, sin_ptr, stride_cos,
             stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, False, PDL,
         )  # fmt: skip
     else:
@@ -150,35 +150,35 @@ def _rope_and_cache(
         row = tl.arange(0, K_TOKENS * K_HEADS)[:, None]
         tokens = (program // k_blocks).to(tl.int64) * K_TOKENS + row // K_HEADS
         heads = (program % k_blocks).to(tl.int64) * K_HEADS + row % K_HEADS
-        real = (tokens < T) & (heads < H_KV)
+        mask = (tokens < T) & (heads < H_KV)
         slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < T, other=-1)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         # A slot past the cache is skipped too, so the kernel never writes outside the cache.
-        stored = real & (slot >= 0) & (slot < num_slots)
+        stored = mask & (slot >= 0) & (slot < num_slots)
         k_scale = 1.0
         v_scale = 1.0
         if FP8:
-            k_scale = tl.load(k_scale_ptr + heads, mask=real, other=1.0)
-            v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
-        target = (slot * H_KV + heads) * D
+            k_scale = tl.load(k_scale_ptr + heads, mask=mask, other=1.0)
+            v_scale = tl.load(v_scale_ptr + heads, mask=mask, other=1.0)
+        offsets = (slot * H_KV + heads) * D
         v = _turn(
             k_ptr, v_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh,
-            tokens * stride_vt + heads * stride_vh, target, real, stored, position, k_scale, cos_ptr, sin_ptr,
+            tokens * stride_vt + heads * stride_vh, offsets, mask, stored, position, k_scale, cos_ptr, sin_ptr,
             stride_cos, stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, FP8, PDL,
         )  # fmt: skip
         if FP8:
             v = _scaled(v.to(tl.float32), v_scale, FP8)
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        tl.store(v_cache_ptr + target + columns, v.to(v_cache_ptr.dtype.element_ty), mask=stored & (columns < D))
+        tl.store(v_cache_ptr + offsets + columns, v.to(v_cache_ptr.dtype.element_ty), mask=stored & (columns < D))
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of q, k and v, also of tokens without a slot (all are read), and of angles once per position."""
+    """Counts the bytes of q, k and v of all tokens, because all are read.  Angles count once per position."""
     q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written_values = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
-    vectors = nbytes(inputs.k_scale, inputs.v_scale, inputs.q_norm, inputs.k_norm)
-    read_bytes = nbytes(q, k, inputs.v, positions, slots) + vectors + tables
+    vector_bytes = nbytes(inputs.k_scale, inputs.v_scale, inputs.q_norm, inputs.k_norm)
+    read_bytes = nbytes(q, k, inputs.v, positions, slots) + vector_bytes + tables
     return Traffic(read_bytes, nbytes(q) + 2 * written_values * inputs.k_cache.element_size())
 
 
@@ -191,8 +191,8 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
     q_tokens, k_tokens = rows // q_heads, rows // k_heads
     strides = (stride for x in (of.q, of.q_out, of.k, of.v) for stride in x.stride()[:2])
-    slots = of.k_cache.shape[0] * of.k_cache.shape[1]
-    scalars = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
+    num_slots = of.k_cache.shape[0] * of.k_cache.shape[1]
+    scalars = (T, of.cos.shape[0], num_slots, *strides, of.cos.stride(0), of.sin.stride(0))
     constants = {
         "H": H,
         "H_KV": H_kv,
@@ -225,8 +225,8 @@ def fused(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes in fp32, rounded once.  Skips a slot outside the cache.  A position outside the tables gives zeros,
-    because a kernel cannot raise."""
+    """Norms, rotates and writes in fp32, rounded once.  Skips a slot outside the cache.  A position outside the tables
+    gives zeros, because a kernel cannot raise."""
     grid, scalars, constants = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

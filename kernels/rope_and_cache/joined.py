@@ -1,4 +1,4 @@
-"""The kernel `joined`, for a CPU without a C++ compiler, calls `rope/joined` and then `kv_cache_write/index_copy`."""
+"""The kernel `joined`, for CPUs, calls `rope/joined` and `kv_cache_write/index_copy`.  It needs no C++ compiler."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def joined(
     interleaved: bool,
 ) -> None:
     """Rotates q and k, and writes k and v; skips a negative slot.  Wrong positions or slots raise torch's error."""
-    turned_q, turned_k = rope.turned(q, k, cos, sin, positions, interleaved)
-    q_out.copy_(turned_q)
-    index_copy.write(turned_k, v, k_cache, v_cache, slot_mapping)
+    rotated_q, rotated_k = rope.turned(q, k, cos, sin, positions, interleaved)
+    q_out.copy_(rotated_q)
+    index_copy.write(rotated_k, v, k_cache, v_cache, slot_mapping)

@@ -17,8 +17,8 @@ def naive(
 ) -> None:  # fmt: skip
     """Norms, rotates and writes, but skips a negative slot.  A position outside the tables raises torch's error."""
     R = 2 * cos.shape[1]
-    firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
-    seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
+    first_columns = slice(0, R, 2) if interleaved else slice(0, R // 2)
+    second_columns = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
     rotated = []
     for x, weight in ((q, q_norm), (k, k_norm)):
@@ -26,14 +26,14 @@ def naive(
         if weight is not None:
             x32 = x32 * (x32.square().mean(dim=-1, keepdim=True) + norm_eps).rsqrt() * weight.float()
         result = x32.clone()
-        result[..., firsts] = x32[..., firsts] * c - x32[..., seconds] * s
-        result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
+        result[..., first_columns] = x32[..., first_columns] * c - x32[..., second_columns] * s
+        result[..., second_columns] = x32[..., second_columns] * c + x32[..., first_columns] * s
         rotated.append(result)
     q_out.copy_(rotated[0])
     has_slot = slot_mapping >= 0
     slots = slot_mapping[has_slot]
-    for cache, new, scale in ((k_cache, rotated[1], k_scale), (v_cache, v.float(), v_scale)):
+    for cache, new_values, scale in ((k_cache, rotated[1], k_scale), (v_cache, v.float(), v_scale)):
         if scale is not None:
-            largest = torch.finfo(cache.dtype).max
-            new = (new / scale[:, None]).clamp(-largest, largest)
-        cache.view(-1, *cache.shape[2:])[slots] = new.to(cache.dtype)[has_slot]
+            max_value = torch.finfo(cache.dtype).max
+            new_values = (new_values / scale[:, None]).clamp(-max_value, max_value)
+        cache.view(-1, *cache.shape[2:])[slots] = new_values.to(cache.dtype)[has_slot]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.rope_and_cache import SPEC
 from rooflab.reference.spec import Arguments
@@ -20,9 +20,9 @@ def shape(of: Arguments) -> Any:
     """Returns the sizes, strides and number of threads for a layout."""
     (T, H, D), H_kv, (max_position, half_dim) = of.q.shape, of.k.shape[1], of.cos.shape
     strides = (stride for x in (of.q, of.k, of.v, of.q_out) for stride in x.stride()[:2])
-    slots = of.k_cache.shape[0] * of.k_cache.shape[1]
-    options = (of.cos.stride(0), of.sin.stride(0), of.interleaved, torch.get_num_threads())
-    return sizes(T, H, H_kv, D, half_dim, max_position, slots, *strides, *options)
+    num_slots = of.k_cache.shape[0] * of.k_cache.shape[1]
+    option_values = (of.cos.stride(0), of.sin.stride(0), of.interleaved, torch.get_num_threads())
+    return sizes(T, H, H_kv, D, half_dim, max_position, num_slots, *strides, *option_values)
 
 
 @kernel(
@@ -40,11 +40,11 @@ def native(
 ) -> None:  # fmt: skip
     """Norms, rotates and writes; skips negative slots.  Raises `ValueError` on a wrong position or too large a slot."""
     tensors = (q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, q_norm, k_norm)
-    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    bad = built(SOURCE, "ipppppppppppppf")(DTYPES[q.dtype], *pointers, bound, norm_eps)
-    if bad:
+    tensor_pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    error_code = built(SOURCE, "ipppppppppppppf")(DTYPE_CODES[q.dtype], *tensor_pointers, bound, norm_eps)
+    if error_code:
         name, values, max_value = (
             ("positions", positions, len(cos) - 1),
             ("slot_mapping", slot_mapping, k_cache.shape[0] * k_cache.shape[1] - 1),
-        )[bad - 1]
+        )[error_code - 1]
         raise ValueError(f"{name}: expected at most {max_value}, got {values.tolist()}")

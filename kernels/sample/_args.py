@@ -9,12 +9,12 @@ import torch
 
 from rooflab.reference.sample_rules import Edits
 
-Edit = torch.Tensor | None
+EditTensor = torch.Tensor | None
 
 
 def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-    """Raises `ValueError`, on the CPU, if a row's largest value in `best` (n,) is not finite.  The largest value of a
-    row with a NaN is NaN.  `rows` are the row numbers, by default 0 to n - 1."""
+    """Raises `ValueError`, on the CPU, if a row's largest logit in `best` (n,) is not finite.  For a row with a NaN,
+    the largest logit is NaN.  `rows` are the row numbers, by default 0 to n - 1."""
     if best.device.type == "cpu" and not bool(best.isfinite().all()):
         index = int((~best.isfinite()).int().argmax())
         row = index if rows is None else rows[index]
@@ -22,7 +22,7 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """Returns logits (B, V) in fp32 after edits and mask; each operation rounds.  Without edits: `logits` in fp32."""
+    """Returns `logits` (B, V) in fp32 after edits and mask.  Each operation rounds to fp32."""
     x = logits.float()
     if not edits.tensors:
         return x
@@ -37,8 +37,8 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
     A row without changes is not copied."""
     rows, ids, values = _changes(logits, edits)
     counts = torch.bincount(rows, minlength=len(logits)).tolist()
-    parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
-    for b, (row, row_ids, row_values) in enumerate(parts):
+    row_parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
+    for b, (row, row_ids, row_values) in enumerate(row_parts):
         x = row.float().index_copy(0, row_ids, row_values) if len(row_values) else row
         yield x if edits.allowed is None else x.float().masked_fill(_barred(edits.allowed[b], len(x)), -math.inf)
 
@@ -56,25 +56,25 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
         penalty = edits.repetition_penalty[rows]
         penalized = torch.where(values > 0, values / penalty, values * penalty)
         values = torch.where(counts >= 0, penalized, values)
-    less = torch.zeros_like(values)
+    penalty_sum = torch.zeros_like(values)
     if edits.frequency_penalty is not None:
-        less = edits.frequency_penalty[rows] * counts
+        penalty_sum = edits.frequency_penalty[rows] * counts
     if edits.presence_penalty is not None:
-        less = less + edits.presence_penalty[rows]
-    return rows, ids.long(), torch.where(counts > 0, values - less, values)
+        penalty_sum = penalty_sum + edits.presence_penalty[rows]
+    return rows, ids.long(), torch.where(counts > 0, values - penalty_sum, values)
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
     """Returns the mask (..., V) of forbidden tokens.  Each bit of the 32-bit words `allowed` stands for one token."""
-    bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
-    return (bits & 1 == 0).flatten(-2)[..., :V]
+    token_bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
+    return (token_bits & 1 == 0).flatten(-2)[..., :V]
 
 
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills `ids` and log-probabilities `values`, (B, 1 + n), if given: the drawn token, then n by a stable sort."""
+    """Fills `ids` and log-probabilities `values`, (B, 1 + n), if given: the drawn token, then the n most likely."""
     if ids is not None:
-        likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
-        ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]
+        sorted_ids = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
+        ids[:, 0], ids[:, 1:] = tokens, sorted_ids[:, : ids.shape[1] - 1]
         torch.gather(logits.float().log_softmax(-1), 1, ids, out=values)

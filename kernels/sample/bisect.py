@@ -1,8 +1,8 @@
 """The kernel `bisect` has one program per row and no sort: bisection finds the least logit that top-k and top-p keep.
 
 A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
-compares with 16 thresholds, which is four halvings.  So eight passes find the exact value at which a count or a mass
-crosses its limit.  A last pass takes ties at this value in index order, and draws the token with the best score.
+compares with 16 thresholds, which is four halvings.  So eight passes find the exact key at which the count (top-k) or
+the mass (top-p) reaches its limit.  A last pass takes ties at this key in index order, and draws the best token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.race import log_exponential
-from rooflab.kernels.sample._args import Edit, edited, note_logprobs
+from rooflab.kernels.sample._args import EditTensor, edited, note_logprobs
 from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
@@ -38,8 +38,8 @@ def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
 @triton.jit
 def to_key(x):
     """Returns a uint32 key with the same order as x; -0.0 and 0.0 have the same key."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    float_bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
+    return tl.where((float_bits >> 31) == 1, float_bits ^ 0xFFFFFFFF, float_bits | 0x80000000)
 
 
 @triton.jit
@@ -50,18 +50,18 @@ def from_key(key):
 
 @triton.jit
 def weigh(x, best, temperature):
-    """Returns `exp((x - best) / temperature)`.  It subtracts first, so the error is relative to the difference."""
+    """Returns `exp((x - best) / temperature)`.  Subtracts first, so the error is relative to the difference."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key such that the tokens above it have less than `limit` (> 0): in number, or in mass."""
-    digits = tl.arange(0, 16)
-    prefix = tl.full((), 0, tl.uint32)
+    """Returns the smallest key with fewer than `limit` tokens above it.  With `BY_MASS`, less mass than `limit`."""
+    digit_values = tl.arange(0, 16)
+    key_prefix = tl.full((), 0, tl.uint32)
     for step in range(8):
-        shift = 28 - 4 * step
-        thresholds = prefix | (digits << shift).to(tl.uint32, bitcast=True) | ((1 << shift) - 1)
+        bit_shift = 28 - 4 * step
+        thresholds = key_prefix | (digit_values << bit_shift).to(tl.uint32, bitcast=True) | ((1 << bit_shift) - 1)
         above = tl.zeros((BLOCK, 16), tl.float32)
         for start in range(0, V, BLOCK):
             tokens, x = load_row(row_ptr, start, V, BLOCK)
@@ -70,22 +70,22 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
                 weight = weigh(x, best, temperature)
             above += tl.where(to_key(x)[:, None] > thresholds[None, :], weight[:, None], 0.0)
         # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
-        digit = tl.min(tl.where(tl.sum(above, 0) < limit, digits, 15), 0)
-        prefix = prefix | (digit << shift).to(tl.uint32, bitcast=True)
-    return prefix
+        digit = tl.min(tl.where(tl.sum(above, 0) < limit, digit_values, 15), 0)
+        key_prefix = key_prefix | (digit << bit_shift).to(tl.uint32, bitcast=True)
+    return key_prefix
 
 
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
     """Returns the number and the total weight of the tokens with keys above `cut`."""
     count = tl.zeros((BLOCK,), tl.int32)
-    mass = tl.zeros((BLOCK,), tl.float32)
+    mass_sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         _, x = load_row(row_ptr, start, V, BLOCK)
         is_above = to_key(x) > cut
         count += is_above.to(tl.int32)
-        mass += tl.where(is_above, weigh(x, best, temperature), 0.0)
-    return tl.sum(count, 0), tl.sum(mass, 0)
+        mass_sums += tl.where(is_above, weigh(x, best, temperature), 0.0)
+    return tl.sum(count, 0), tl.sum(mass_sums, 0)
 
 
 @triton.jit
@@ -117,32 +117,32 @@ def bisect_kernel(
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):
         tokens, x = load_row(row_ptr, start, V, BLOCK)
-        better = x > lane_best
-        lane_best = tl.where(better, x, lane_best)
-        lane_token = tl.where(better, tokens, lane_token)
-    best = tl.max(lane_best, 0)
-    winner = tl.min(tl.where(lane_best == best, lane_token, V), 0)
+        is_better = x > lane_best
+        lane_best = tl.where(is_better, x, lane_best)
+        lane_token = tl.where(is_better, tokens, lane_token)
+    best_logit = tl.max(lane_best, 0)
+    best_token = tl.min(tl.where(lane_best == best_logit, lane_token, V), 0)
 
-    if (temperature > 0.0) & (best > float("-inf")):
-        cut = tl.full((), 0, tl.uint32)
+    if (temperature > 0.0) & (best_logit > float("-inf")):
+        cut_key = tl.full((), 0, tl.uint32)
         ties_left = V
         above_mass = 0.0
         mass_limit = float("inf")
         if (top_k > 0) & (top_k < V):
-            cut = find_cut(row_ptr, top_k.to(tl.float32), best, temperature, V, False, SEARCH_BLOCK)
-            above_count, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+            cut_key = find_cut(row_ptr, top_k.to(tl.float32), best_logit, temperature, V, False, SEARCH_BLOCK)
+            above_count, above_mass = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
             ties_left = top_k - above_count
         if top_p < 1.0:
             if (top_k > 0) & (top_k < V):
-                mass_limit = top_p * (above_mass + ties_left * weigh(from_key(cut), best, temperature))
+                mass_limit = top_p * (above_mass + ties_left * weigh(from_key(cut_key), best_logit, temperature))
             else:
-                _, total = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+                _, total = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
                 mass_limit = top_p * total
-            narrower = find_cut(row_ptr, mass_limit, best, temperature, V, True, SEARCH_BLOCK)
-            if narrower > cut:
-                cut = narrower
+            narrower_cut = find_cut(row_ptr, mass_limit, best_logit, temperature, V, True, SEARCH_BLOCK)
+            if narrower_cut > cut_key:
+                cut_key = narrower_cut
                 ties_left = V
-            _, above_mass = tail_of(row_ptr, cut, best, temperature, V, BLOCK)
+            _, above_mass = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
 
         lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
         lane_token = tl.full((BLOCK,), 0, tl.int32)
@@ -150,22 +150,22 @@ def bisect_kernel(
         for start in range(0, V, BLOCK):
             tokens, x = load_row(row_ptr, start, V, BLOCK)
             key = to_key(x)
-            weight = weigh(x, best, temperature)
-            tie = (key == cut).to(tl.int32)
-            rank = ties_before + tl.cumsum(tie, 0) - tie
-            kept_tie = (tie > 0) & (rank < ties_left) & (above_mass + rank * weight < mass_limit)
-            in_support = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
-            ties_before += tl.sum(tie, 0)
+            weight = weigh(x, best_logit, temperature)
+            is_tie = (key == cut_key).to(tl.int32)
+            tie_rank = ties_before + tl.cumsum(is_tie, 0) - is_tie
+            kept_tie = (is_tie > 0) & (tie_rank < ties_left) & (above_mass + tie_rank * weight < mass_limit)
+            in_support = ((key > cut_key) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
+            ties_before += tl.sum(is_tie, 0)
             if tl.sum(in_support.to(tl.int32), 0) > 0:
                 blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
                 w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
                 words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # of tokens 0, 1, 2, 3, 4 ...
-                score = tl.div_rn(x - best, temperature) - log_exponential(words)
-                better = in_support & (score > lane_best)
-                lane_best = tl.where(better, score, lane_best)
-                lane_token = tl.where(better, tokens, lane_token)
-        winner = tl.min(tl.where(lane_best == tl.max(lane_best, 0), lane_token, V), 0)
-    tl.store(out_ptr + b, winner.to(tl.int64))
+                score = tl.div_rn(x - best_logit, temperature) - log_exponential(words)
+                is_better = in_support & (score > lane_best)
+                lane_best = tl.where(is_better, score, lane_best)
+                lane_token = tl.where(is_better, tokens, lane_token)
+        best_token = tl.min(tl.where(lane_best == tl.max(lane_best, 0), lane_token, V), 0)
+    tl.store(out_ptr + b, best_token.to(tl.int64))
 
 
 @kernel(
@@ -194,7 +194,7 @@ def bisect(
     logprobs: Tensor | None,
     *,
     top_n: int | None,
-    **edits: Edit,
+    **edits: EditTensor,
 ) -> None:
     """Draws without a sort.  torch calls make the edits before the launch, and the log-probabilities after it."""
     B, V = logits.shape

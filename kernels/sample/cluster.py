@@ -1,11 +1,11 @@
 """The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
 size.
 
-A search finds the least logit that top-k or top-p keeps.  It narrows an interval with seven thresholds per pass, by
-interpolation.  After four passes it halves the interval of keys instead, which always ends.  After two passes over the
-row, each warp holds its tokens in the interval, and the next passes read only these tokens.  When few tokens are left,
-every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in a fixed order, so two
-runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval with seven thresholds, by
+interpolation.  After four passes it halves the interval of keys instead, so the search always ends.  After two passes
+over the row, each warp keeps a list of its tokens in the interval, and the next passes read only these tokens.  When
+few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in a
+fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample._args import Edit
+from rooflab.kernels.sample._args import EditTensor
 from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
@@ -36,13 +36,13 @@ FEW_TOKENS = 2048
 STATIC_BYTES = 12 * 1024
 """The bytes of static shared memory, for sums and for the tokens at the end of a search."""
 MAX_CLUSTER = 8
-AIMED_SHARE = 16 * 1024
+TARGET_CTA_TOKENS = 16 * 1024
 """The number of tokens of a CTA at which two CTAs share an SM; 64 registers per thread allow this.  The SM then loads
 one row while it searches another."""
 MAX_TOP_N = 32
-EDITS = tuple(each.name for each in fields(Edits))
+EDIT_NAMES = tuple(each.name for each in fields(Edits))
 """The names of the edits, in the order of the kernel's arguments."""
-MOST_TOKENS = (HOPPER.shared_bytes_per_cta - STATIC_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+MAX_TOKENS = (HOPPER.shared_bytes_per_cta - STATIC_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
 """The most tokens that the shared memory of a cluster holds."""
 
 
@@ -57,22 +57,22 @@ class ClusterConfig:
 
 
 def share_of(V: int, cluster: int) -> int:
-    """Returns the number of tokens of a CTA: a multiple of 32, for whole vectors, Philox calls and mask words."""
+    """Returns the number of tokens per CTA.  It is a multiple of 32, for whole vectors, Philox calls and mask words."""
     return int(cdiv(V, 32 * cluster)) * 32
 
 
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns shared memory for a CTA's part of a row, and registers for seven thresholds, sums and four vectors."""
-    shared = 4 * share_of(int(case["V"]), config.cluster) + STATIC_BYTES
-    return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
+    shared_bytes = 4 * share_of(int(case["V"]), config.cluster) + STATIC_BYTES
+    return Footprint(config.threads, 40, shared_bytes, int(case["B"]) * config.cluster)
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Chooses the fewest CTAs per row for two CTAs on an SM, or more while SMs are idle and the row is long."""
+    """Chooses the fewest CTAs per row so that two fit on an SM.  Takes more if SMs are idle and rows are long."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (
-        share_of(V, cluster) > AIMED_SHARE or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
+        share_of(V, cluster) > TARGET_CTA_TOKENS or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
     ):
         cluster *= 2
     return ClusterConfig(cluster, FEW_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
@@ -89,7 +89,7 @@ TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
     devices=("cuda",),
     requires=("cupy",),
     traffic=SPEC.least,
-    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N},
+    limits={"V": MAX_TOKENS, "top_n": MAX_TOP_N},
     tuning=TUNING,
     over="bisect",
     shows={
@@ -114,23 +114,23 @@ def cluster(
     *,
     top_n: int | None,
     config: ClusterConfig,
-    **edits: Edit,
+    **edits: EditTensor,
 ) -> None:
     """Draws in one launch, which reads each logit once.  Also computes log-probabilities of up to 32 tokens."""
     B, V = logits.shape
-    share = share_of(V, config.cluster)
-    values = [edits[name] for name in EDITS]
+    cta_tokens = share_of(V, config.cluster)
+    values = [edits[name] for name in EDIT_NAMES]
     stride = logits.stride(0) if B > 1 else 0
     alignment = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
-    options = _cuda.macros(
+    compile_options = _cuda.macros(
         CLUSTER=config.cluster,
         THREADS=config.threads,
-        ELEMENT=_cuda.ELEMENTS[logits.dtype],
+        ELEMENT=_cuda.ELEMENT_CODES[logits.dtype],
         BYTES=alignment & -alignment,
         EDITS=any(edit is not None for edit in values),
         TOP_N=-1 if top_n is None else top_n,
     )
-    _cuda.load(SOURCE, "sample", options=options)(
+    _cuda.load(SOURCE, "sample", options=compile_options)(
         (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *values,
-        tokens, logprob_ids, logprobs, np.int32(V), np.int32(share), np.int64(stride), shared_bytes=4 * share,
+        tokens, logprob_ids, logprobs, np.int32(V), np.int32(cta_tokens), np.int64(stride), shared_bytes=4 * cta_tokens,
     )  # fmt: skip

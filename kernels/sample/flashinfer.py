@@ -2,7 +2,7 @@
 
 Logits are divided by the temperature first.  With top-k, `top_k_top_p_sampling_from_logits` takes logits and applies
 top-k first.  This is faster if all rows have one k.  Without top-k, a softmax and `top_p_sampling_from_probs` follow.
-Both functions compare values, so tokens of the same probability as the last kept token stay (read in 0.6.18 and 0.7.2).
+Both functions compare values, so all tokens as probable as the last kept token stay (read in 0.6.18 and 0.7.2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the division, of a softmax if top-k is off, and of one sampling pass (no further rounds)."""
+    """Counts the bytes of the division, of a softmax if top-k is off, and of the first round of sampling."""
     n, rows = inputs.logits.numel(), 24 * len(inputs.logits)
     passes = 1 if any(inputs.top_k.tolist()) else 2
     return Traffic(n * (inputs.logits.element_size() + 4 * passes) + rows, 4 * n * passes + rows, launches=2 + passes)
@@ -35,7 +35,7 @@ def why_not(inputs: Arguments) -> str | None:
 
 
 def plan_of(inputs: Arguments) -> int | Tensor:
-    """Returns top-k for FlashInfer: one number if all rows share it, else int32 (B,).  V means that top-k is off."""
+    """Returns top-k: one number if all rows share it, else int32 (B,).  The vocabulary size means no top-k."""
     V = inputs.logits.shape[1]
     top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
     top_k_values = set(top_k.tolist())
@@ -74,11 +74,11 @@ def flashinfer(
         plan = plan_of(inputs)
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    package = import_module(PACKAGE)
+    module = import_module(PACKAGE)
     token_ids: Tensor
-    scaled = logits.float() / temperature[:, None]
+    new_logits = logits.float() / temperature[:, None]
     if isinstance(plan, int) and plan == logits.shape[1]:
-        token_ids = package.top_p_sampling_from_probs(scaled.softmax(-1), top_p)
+        token_ids = module.top_p_sampling_from_probs(new_logits.softmax(-1), top_p)
     else:
-        token_ids = package.top_k_top_p_sampling_from_logits(scaled, plan, top_p, filter_apply_order="top_k_first")
+        token_ids = module.top_k_top_p_sampling_from_logits(new_logits, plan, top_p, filter_apply_order="top_k_first")
     return token_ids.long()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
+from rooflab.kernels.sample._args import EditTensor, check_rows, edited, note_logprobs
 from rooflab.kernels.sample.naive import support_of
 from rooflab.reference.sample_rules import Edits
 
@@ -25,14 +25,14 @@ def library(
     logprobs: Tensor | None,
     *,
     top_n: int | None,
-    **edits: Edit,
+    **edits: EditTensor,
 ) -> None:
     """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU, raises `ValueError` on a
     row without a finite largest logit."""
-    sorted_logits, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
+    sorted_logits, sorted_ids = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(sorted_logits[:, 0])
     in_support, scores = support_of(sorted_logits, temperature, top_k, top_p, min_p)
     in_support[:, 1:] &= (temperature > 0)[:, None]
     drawn_rank = torch.multinomial(scores.exp().mul_(in_support), 1)
-    torch.gather(order, 1, drawn_rank, out=tokens[:, None])
+    torch.gather(sorted_ids, 1, drawn_rank, out=tokens[:, None])
     note_logprobs(logits, tokens, logprob_ids, logprobs)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.philox import log_exponential, words_of_rows, words_of_tokens
-from rooflab.kernels.sample._args import Edit, check_rows, edited_rows
+from rooflab.kernels.sample._args import EditTensor, check_rows, edited_rows
 from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
-FIRST_GUESS = 256
+FIRST_GUESS_TOKENS = 256
 """The number of largest tokens that are tried for top_p first; else a bound is used that leaves more tokens."""
 
 
@@ -42,9 +42,9 @@ def prefilter(
     logprobs: Tensor | None,
     *,
     top_n: int | None,
-    **edits: Edit,
+    **edits: EditTensor,
 ) -> None:
-    """Draws on the CPU only.  The number of remaining tokens decides the shapes, so on a GPU the host would wait.
+    """Draws on the CPU only: on a GPU, the host would wait for the number of kept tokens, which decides the shapes.
     Raises `ValueError` on a row without a finite largest logit."""
     all_edits = Edits(**edits)
     if not all_edits.tensors and not any(temperature.tolist()):
@@ -65,21 +65,21 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
             check_rows(row[out[b]][None], (b,))
             continue
         row = row.float()
-        best = row.max()
-        check_rows(best[None], (b,))
+        best_logit = row.max()
+        check_rows(best_logit[None], (b,))
         if k == 0 and p == 1 and m == 0:
             words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
-            out[b] = ((row - best) / t).sub_(log_exponential(words)).argmax()
+            out[b] = ((row - best_logit) / t).sub_(log_exponential(words)).argmax()
         else:
-            survivors.append((b, *_survivors(row, best, t, k, p, m)))
+            survivors.append((b, *_survivors(row, best_logit, t, k, p, m)))
     if survivors:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
         row_numbers, tokens, scores = zip(*survivors, strict=True)
         sizes = [len(ids) for ids in tokens]
         owner = torch.tensor(row_numbers).repeat_interleave(torch.tensor(sizes))
         finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[owner], position[owner], torch.cat(tokens)))
-        for b, ids, final in zip(row_numbers, tokens, torch.split(finals, sizes), strict=True):
-            out[b] = ids[final.argmax()]
+        for b, ids, row_scores in zip(row_numbers, tokens, torch.split(finals, sizes), strict=True):
+            out[b] = ids[row_scores.argmax()]
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
@@ -88,15 +88,15 @@ def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) 
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
         if n:
-            likely = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
-            ids[b, 1:] = likely[torch.sort(row[likely], descending=True, stable=True)[1][:n]]
+            likely_ids = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
+            ids[b, 1:] = likely_ids[torch.sort(row[likely_ids], descending=True, stable=True)[1][:n]]
         values[b] = row[ids[b]] - row.logsumexp(0)
 
 
 def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that one fp32 row may draw: ids in ascending order, and `(x - best) / temperature`."""
+    """Returns the tokens to draw from in one fp32 row: ids in ascending order, and `(x - best) / temperature`."""
     total = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]
@@ -109,23 +109,23 @@ def _survivors(
         threshold = row.min()
     # Ties at the threshold stay; the stable sort keeps them in index order.
     ids = ((row >= threshold) & (row > -math.inf)).nonzero().squeeze(1)
-    values, order = torch.sort(row[ids], descending=True, stable=True)
-    ids = ids[order]
+    values, sort_order = torch.sort(row[ids], descending=True, stable=True)
+    ids = ids[sort_order]
     if top_k:
         ids, values = ids[:top_k], values[:top_k]
     scores = (values - best) / temperature
-    mass = scores.exp().double()
-    in_support = mass >= min_p
+    token_mass = scores.exp().double()
+    in_support = token_mass >= min_p
     if top_p < 1:
-        in_support &= mass.cumsum(0) - mass < top_p * (mass.sum() if total is None else total)
-    ids, order = torch.sort(ids[in_support])
-    return ids, scores[in_support][order]
+        in_support &= token_mass.cumsum(0) - token_mass < top_p * (token_mass.sum() if total is None else total)
+    ids, sort_order = torch.sort(ids[in_support])
+    return ids, scores[in_support][sort_order]
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
     """Returns a threshold: the tokens at or above it hold at least `top_p` of the row's unnormalized mass `total`."""
-    if len(row) > FIRST_GUESS:
-        values = row.topk(FIRST_GUESS).values
+    if len(row) > FIRST_GUESS_TOKENS:
+        values = row.topk(FIRST_GUESS_TOKENS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:
             return values[-1]
     # V tokens with less than (1 - top_p) * total / V each may all be cut; half of that leaves room for rounding.

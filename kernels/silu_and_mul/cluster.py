@@ -1,5 +1,5 @@
 """The kernel `cluster` improves on `fused`: a thread has several 16-byte vectors in flight, and short rows share a CTA.
-The grid is persistent, and the same pass quantises outputs (`lib/rows.cu`).
+The grid is persistent.  The same pass may quantise outputs (`lib/rows.cu`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.reference.silu_and_mul import SPEC
 
 NUM_WARPS = 4
-MOST_COLUMNS = 1024
+MAX_COLUMNS = 1024
 """The most columns of a program.  In bf16, each of 128 threads makes a 16-byte load of `gate` and one of `up`."""
 
 
@@ -21,21 +21,21 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
     # row is int64, because row * stride passes 2**31 from T * 2 I = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
-    inside = columns < I
+    column_mask = columns < I
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    gate = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + row * stride_x + I + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(x_ptr + row * stride_x + columns, mask=column_mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * stride_x + I + columns, mask=column_mask, other=0.0).to(tl.float32)
     # exp(-|gate|) cannot overflow, and a small sigmoid keeps its relative precision.
     argument = gate
     if GELU:
         # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation; 2 sqrt(2 / pi) = 1.5957691.
         argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    decay = tl.exp(-tl.abs(argument))
-    sigmoid = tl.where(argument >= 0.0, 1.0, decay) / (1.0 + decay)
+    negative_exp = tl.exp(-tl.abs(argument))
+    sigmoid = tl.where(argument >= 0.0, 1.0, negative_exp) / (1.0 + negative_exp)
     out = gate * sigmoid * up
-    tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=column_mask)
 
 
 @kernel(
@@ -57,7 +57,7 @@ def fused(x: Tensor, out: Tensor) -> None:
 def launch(x: Tensor, out: Tensor, gelu: bool) -> None:
     """Launches the device code of `silu_and_mul`, or of `gelu_and_mul` if `gelu`."""
     T, I = out.shape
-    block_i = min(next_power_of_2(I), MOST_COLUMNS)
+    block_i = min(next_power_of_2(I), MAX_COLUMNS)
     gated[(T, cdiv(I, block_i))](
         x, out, I, x.stride(0), out.stride(0), GELU=gelu, BLOCK_I=block_i, num_warps=NUM_WARPS, **pdl_arguments()
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels._native import DTYPE_CODES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.silu_and_mul import SPEC
 from rooflab.reference.spec import Arguments
@@ -36,4 +36,4 @@ def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
 
 def run(x: Tensor, out: Tensor, bound: Any, gelu: bool) -> None:
     """Computes `silu(gate) * up`, or `gelu(gate) * up` if `gelu`."""
-    built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), bound, gelu)
+    built(SOURCE, "ipppi")(DTYPE_CODES[x.dtype], x.data_ptr(), out.data_ptr(), bound, gelu)

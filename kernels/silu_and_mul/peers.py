@@ -1,4 +1,4 @@
-"""Registers torch.compile (`kernels/_peers.py`).  Liger takes `gate` and `up` as two tensors with contiguous rows."""
+"""Registers torch.compile (`kernels/_peers.py`).  Liger is not here: it needs `gate` and `up` as two tensors."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, 
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
-    inside = (rows < T) & (columns < H)
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    value_mask = (rows < T) & (columns < H)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=value_mask, other=float("-inf")).to(tl.float32)
     # A row past T is all -inf, and its difference would be NaN.
-    best = tl.max(tl.where(rows < T, x, 0.0), axis=1)
-    weights = tl.exp(x - best[:, None])
+    row_max = tl.max(tl.where(rows < T, x, 0.0), axis=1)
+    weights = tl.exp(x - row_max[:, None])
     out = weights / tl.sum(weights, axis=1)[:, None]
-    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=value_mask)
 
 
 @kernel(

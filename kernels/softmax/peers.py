@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._peers import LIGER, peer, theirs
+from rooflab.kernels._peers import LIGER_LIMITS, peer, theirs
 
-_liger = theirs("liger_kernel.ops.softmax", "_softmax_forward")
-_quack = theirs("quack.softmax", "softmax_fwd")
+_liger_softmax = theirs("liger_kernel.ops.softmax", "_softmax_forward")
+_quack_softmax = theirs("quack.softmax", "softmax_fwd")
 
 
 @peer()
@@ -19,13 +19,13 @@ def compiled(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-@peer(limits=LIGER, contiguous=("x",))
+@peer(limits=LIGER_LIMITS, contiguous=("x",))
 def liger(x: Tensor) -> Any:
     """Calls Liger's softmax through its autograd function."""
-    return _liger(x)[0]
+    return _liger_softmax(x)[0]
 
 
 @peer(contiguous=("x",))
 def quack(x: Tensor) -> Any:
     """Calls QuACK's softmax through its autograd function."""
-    return _quack(x)
+    return _quack_softmax(x)

@@ -1,5 +1,5 @@
-"""The kernel `fused` has one program per sequence.  It computes all acceptance ratios at once, and then makes one pass
-over the row that decides the token, without a residual in memory.  Of other rows it reads one probability.
+"""The kernel `fused` has one program per sequence.  It computes all acceptance ratios at once, from one probability per
+draft.  Then one pass reads the row that decides the token.  No residual is in memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BLOCK = 2048
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts bytes: one row of target and draft probabilities (after a rejection), and a sector of each per draft."""
+    """Counts bytes: a row of target and draft probabilities per sequence, and a 32-byte sector of both per draft."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
-    laws = 1 if inputs.draft_probs is None else 2
-    return Traffic(laws * B * (4 * V + 32 * K) + 8 * B * K + 20 * B, 8 * B * (K + 1) + 4 * B)
+    tensor_count = 1 if inputs.draft_probs is None else 2
+    return Traffic(tensor_count * B * (4 * V + 32 * K) + 8 * B * K + 20 * B, 8 * B * (K + 1) + 4 * B)
 
 
 @triton.jit
@@ -45,11 +45,11 @@ def race(
         w0, w1, w2, w3 = tl.philox(seed, position, blocks, stream, 0)
         words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
         score = tl.log(tl.where(weight > 0.0, weight, 1.0)) - log_exponential(words)
-        better = (weight > 0.0) & (score > lane_best)
-        lane_best = tl.where(better, score, lane_best)
-        lane_token = tl.where(better, tokens, lane_token)
-    best = tl.max(lane_best, 0)
-    return tl.min(tl.where(lane_best == best, lane_token, V - 1), 0), best
+        is_better = (weight > 0.0) & (score > lane_best)
+        lane_best = tl.where(is_better, score, lane_best)
+        lane_token = tl.where(is_better, tokens, lane_token)
+    best_score = tl.max(lane_best, 0)
+    return tl.min(tl.where(lane_best == best_score, lane_token, V - 1), 0), best_score
 
 
 @triton.jit
@@ -69,36 +69,36 @@ def fused_kernel(
     BLOCK: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)  # int64: (K + 1) * V * b passes 2**31
-    drafts = tl.load(num_drafts_ptr + b)
+    draft_count = tl.load(num_drafts_ptr + b)
     seed = tl.load(seed_ptr + b)
     position = tl.load(position_ptr + b)
     p_ptr += b * (K + 1) * V
     q_ptr += b * K * V
     draft_index = tl.arange(0, PLACES)
-    used = draft_index < drafts
-    draft = tl.load(draft_ptr + b * K + draft_index, mask=used, other=0)
-    p = tl.load(p_ptr + draft_index.to(tl.int64) * V + draft, mask=used, other=0.0)
+    draft_mask = draft_index < draft_count
+    draft = tl.load(draft_ptr + b * K + draft_index, mask=draft_mask, other=0)
+    p = tl.load(p_ptr + draft_index.to(tl.int64) * V + draft, mask=draft_mask, other=0.0)
     q = tl.full((PLACES,), 1.0, tl.float32)
     if HAS_Q:
-        q = tl.load(q_ptr + draft_index.to(tl.int64) * V + draft, mask=used, other=1.0)
+        q = tl.load(q_ptr + draft_index.to(tl.int64) * V + draft, mask=draft_mask, other=1.0)
     word, _, _, _ = tl.philox(seed, ((position + draft_index) & 0xFFFFFFFF).to(tl.uint32), 0, 1, 0)
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
-    refused = used & (u * q >= p)
-    accepted = tl.minimum(tl.min(tl.where(refused, draft_index, PLACES), 0), drafts)
-    token_position = ((position + accepted) & 0xFFFFFFFF).to(tl.uint32)
-    p_ptr += accepted.to(tl.int64) * V
-    q_ptr += accepted.to(tl.int64) * V
-    drafted = tl.sum(tl.where(draft_index == accepted, draft, 0), 0)
+    is_rejected = draft_mask & (u * q >= p)
+    accepted_count = tl.minimum(tl.min(tl.where(is_rejected, draft_index, PLACES), 0), draft_count)
+    token_position = ((position + accepted_count) & 0xFFFFFFFF).to(tl.uint32)
+    p_ptr += accepted_count.to(tl.int64) * V
+    q_ptr += accepted_count.to(tl.int64) * V
+    drafted_token = tl.sum(tl.where(draft_index == accepted_count, draft, 0), 0)
     token = 0
-    best = float("-inf")
-    stream = tl.where(accepted < drafts, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
-    if accepted < drafts:
-        token, best = race(p_ptr, q_ptr, drafted, seed, token_position, stream, V, HAS_Q, True, BLOCK)
-    if best == float("-inf"):
-        token, best = race(p_ptr, q_ptr, drafted, seed, token_position, stream, V, HAS_Q, False, BLOCK)
-    out = tl.where(draft_index < accepted, draft, tl.where(draft_index == accepted, token, -1)).to(tl.int64)
+    best_score = float("-inf")
+    stream = tl.where(accepted_count < draft_count, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
+    if accepted_count < draft_count:
+        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, stream, V, HAS_Q, True, BLOCK)
+    if best_score == float("-inf"):
+        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, stream, V, HAS_Q, False, BLOCK)
+    out = tl.where(draft_index < accepted_count, draft, tl.where(draft_index == accepted_count, token, -1)).to(tl.int64)
     tl.store(tokens_ptr + b * (K + 1) + draft_index, out, mask=draft_index <= K)
-    tl.store(accepted_ptr + b, accepted)
+    tl.store(accepted_ptr + b, accepted_count)
 
 
 @kernel(
@@ -121,16 +121,16 @@ def fused(
     *,
     draft_probs: Tensor | None,
 ) -> None:
-    """Verifies the drafts in one launch; the output tokens are padded with -1."""
+    """Verifies the drafts in one launch.  The output tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
-    law = target_probs if draft_probs is None else draft_probs
+    draft_or_target = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](
         draft_tokens,
         target_probs,
         num_drafts,
         seed,
         position,
-        law,
+        draft_or_target,
         tokens,
         num_accepted,
         K,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.philox import log_exponential, philox, words_of_rows
-from rooflab.reference.speculative_verify import RECOVERY
+from rooflab.reference.speculative_verify import RECOVERY_STREAM
 
 
 @kernel(backend="torch")
@@ -22,29 +22,29 @@ def naive(
     *,
     draft_probs: Tensor | None,
 ) -> None:
-    """Accepts drafts and draws a token by torch's calls; the output tokens are padded with -1."""
+    """Accepts drafts and draws a token by torch calls.  The output tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
     draft_index = torch.arange(K, device=seed.device)
     draft_mask = draft_index < num_drafts[:, None]
-    drafted = torch.where(draft_mask, draft_tokens, 0)[..., None]
+    drafted_ids = torch.where(draft_mask, draft_tokens, 0)[..., None]
     if draft_probs is None:
-        draft_probs = torch.zeros_like(target_probs[:, :K]).scatter_(2, drafted, 1.0)
-    word = philox(seed[:, None], position[:, None] + draft_index, torch.zeros_like(draft_index), stream=1)[0]
-    u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
-    p = target_probs[:, :K].gather(2, drafted).squeeze(2)
-    q = draft_probs.gather(2, drafted).squeeze(2)
-    going = (draft_mask & (u * q < p)).long().cumprod(1)
-    count = going.sum(1)
+        draft_probs = torch.zeros_like(target_probs[:, :K]).scatter_(2, drafted_ids, 1.0)
+    random_words = philox(seed[:, None], position[:, None] + draft_index, torch.zeros_like(draft_index), stream=1)[0]
+    u = random_words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
+    p = target_probs[:, :K].gather(2, drafted_ids).squeeze(2)
+    q = draft_probs.gather(2, drafted_ids).squeeze(2)
+    accepted_so_far = (draft_mask & (u * q < p)).long().cumprod(1)
+    count = accepted_so_far.sum(1)
     # The law after the accepted drafts: what the draft left of the target, or after all drafts the target.
     rows = torch.arange(B, device=seed.device)
-    target = target_probs[rows, count]
-    residual = target if not K else (target - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
+    target_row = target_probs[rows, count]
+    residual = target_row if not K else (target_row - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
     use_target = (count >= num_drafts) | ~residual.any(1)
-    weights = torch.where(use_target[:, None], target, residual)
-    stream = torch.where(count < num_drafts, RECOVERY, 0)
+    weights = torch.where(use_target[:, None], target_row, residual)
+    stream = torch.where(count < num_drafts, RECOVERY_STREAM, 0)
     scores = weights.log() - log_exponential(words_of_rows(seed, position + count, V, stream))
     tokens.fill_(-1)
-    tokens[:, :K] = torch.where(going > 0, draft_tokens, -1)
+    tokens[:, :K] = torch.where(accepted_so_far > 0, draft_tokens, -1)
     tokens[rows, count] = scores.argmax(1)
     num_accepted.copy_(count)

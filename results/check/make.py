@@ -30,7 +30,7 @@ import torch
 
 from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.checks.drawn import drawn_checks, turns_of
-from rooflab.bench.cli.kernels import CHECK_S
+from rooflab.bench.cli.kernels import CHECK_LIMIT_S
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.outside import Checkers
@@ -161,10 +161,10 @@ def main() -> None:
         wrong_files, right_files = (
             [path for path in texts if texts[path][3:].startswith(k)] for k in ("WRONG", "RIGHT")
         )
-    right_s, right_seeds = (CHECK_S, [1]) if given.folder else (RIGHT_S, [1, 2, 3, 4, 5])
+    right_s, right_seeds = (CHECK_LIMIT_S, [1]) if given.folder else (RIGHT_S, [1, 2, 3, 4, 5])
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = Environment.now()
-    about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
+    about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_LIMIT_S:.0f} s, "
     about += f"a right one {right_s:.0f} s"
     wrong, right = list[Outcome](), list[Outcome]()
 
@@ -175,7 +175,7 @@ def main() -> None:
 
     for seed in (1, 2, 3):
         with loaded(wrong_files) as kernels:
-            wrong += outcomes(kernels, seed, CHECK_S)
+            wrong += outcomes(kernels, seed, CHECK_LIMIT_S)
         write()
     for seed in right_seeds:
         with loaded(right_files) as kernels, nullcontext() if given.folder else busy_cores():

@@ -38,7 +38,7 @@ from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST_WORK, SUSTAINED
 from rooflab.bench.predict.public import kind_of
 from rooflab.bench.report.pictures.canvas import FIGURE_WIDTH_IN
-from rooflab.bench.suite.passed import CODE
+from rooflab.bench.suite.passed import CODE_FIELD
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
@@ -179,7 +179,7 @@ def contact(records: Iterable[Record]) -> str:
     """Says in one sentence which kernels have run on a GPU; README has this sentence."""
     first: dict[str, Record] = {}
     for record in sorted(records, key=lambda one: one.timestamp):
-        if record.kind == "check" and record.checked_by == "gpu" and CODE in record.environment:
+        if record.kind == "check" and record.checked_by == "gpu" and CODE_FIELD in record.environment:
             first.setdefault(f"{record.op}/{record.kernel}", record)
     if not first:
         return "No kernel of Rooflab has run on a GPU yet."

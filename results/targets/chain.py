@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.bench.core.ceilings.microkernel import Load, Microkernel
-from rooflab.bench.core.ceilings.streams import POISON
+from rooflab.bench.core.ceilings.streams import POISON_WORD
 
 CHAIN_THREADS = 128
 CHAIN_STEP = 2**18
@@ -36,7 +36,7 @@ def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
         kernel((1,), (CHAIN_THREADS,), following, ends)
 
     def wrong(repeats: int) -> str:
-        ends.fill_(POISON)
+        ends.fill_(POISON_WORD)
         launch(repeats)
         expected = depth * CHAIN_STEP + torch.arange(CHAIN_THREADS, dtype=torch.int32, device=device)
         found = int((ends != expected).sum())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.commands import LEAST_S, TIMING_SHARE
+from rooflab.bench.commands import MIN_TIMING_S, TIMING_SHARE
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
@@ -76,7 +76,7 @@ def measure(
     if not kernels or not cases:
         return found, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
-    budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_S, share))
+    budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(MIN_TIMING_S, share))
     planted = passed_on_card(kernels, name, device)
     asked = Settings(device=context.device, seed=context.seed, budget_s=budget_s, limit_s=context.seconds)
     roofs = NO_LIMITS if context.dry_run else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from next_visit import known_in, page
 from wheelhouse import ROOT, download, fill
 
-from rooflab.bench.core.environment import COMMIT, git_state, tree_hash
+from rooflab.bench.core.environment import COMMIT_VARIABLE, git_state, tree_hash
 
 LIGER = "liger-kernel==0.8.5"
 FA3 = ("fa3-fwd", "0.0.3")
@@ -54,7 +54,7 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     total = sum(path.stat().st_size for path in (ROOT / "wheelhouse").iterdir())
     print(f"wheelhouse/: {total / 2**20:.1f} MiB, with {len(wheels)} wheels")
-    visit = f"{COMMIT}={commit}:{tree_hash()} python3 results/visit/visit.py"
+    visit = f"{COMMIT_VARIABLE}={commit}:{tree_hash()} python3 results/visit/visit.py"
     if join:
         print("wheelhouse-1/ goes along with a command of its own, of some seconds:\n  cp wheelhouse-1/* /tmp/")
     behind = "" if options.queue else " the first, and the second is sent at once behind it, on the same machine"

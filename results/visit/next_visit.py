@@ -53,7 +53,7 @@ class Known:
 def known_in(card: Path) -> dict[str, Known]:
     """The newest result of every target and measurement in the runs below a folder; runs are ordered by their names."""
     found: dict[str, Known] = {}
-    for path in sorted(card.rglob(state.RESULT)):
+    for path in sorted(card.rglob(state.RESULT_FILE)):
         values = json.loads(path.read_text())
         for entry_id in EVERY:
             if state.folder_of(path.parents[1], entry_id) == path.parent:

@@ -38,7 +38,7 @@ def test_each_kernel_has_its_own_verdict(monkeypatch):
     a = Side("library", {name: target("library") for name in (*NAMES, "renamed")})
     b = Side("mine", {name: target(name) for name in NAMES}, files=(KERNELS,))
     process = pairs.ask_process
-    monkeypatch.setattr(pairs, "CHECK_S", 6.0)
+    monkeypatch.setattr(pairs, "CHECK_LIMIT_S", 6.0)
     monkeypatch.setattr(pairs, "ask_process", lambda side, *job: (process if side is b else here)(side, *job))
     result = run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
     outcomes = {found.key: found for found in result.outcomes}

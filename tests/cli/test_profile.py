@@ -29,9 +29,9 @@ STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 PREFIX = (
     "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC,Section Name"
 ).split(",")
-PIPES = [ncu.PIPES["tensor"], ncu.PIPES["fma"], ncu.PIPES["hbm"], ncu.PIPES["occupancy"]]
+PIPES = [ncu.PIPE_METRICS["tensor"], ncu.PIPE_METRICS["fma"], ncu.PIPE_METRICS["hbm"], ncu.PIPE_METRICS["occupancy"]]
 STALLS = [STALL.format(reason) for reason in ("long_scoreboard", "wait", "selected")]
-COLUMNS = {ncu.READ: "byte", ncu.WRITE: "byte", ncu.DURATION: "ns"}
+COLUMNS = {ncu.READ_METRIC: "byte", ncu.WRITE: "byte", ncu.DURATION: "ns"}
 COLUMNS |= dict.fromkeys(PIPES, "%") | dict.fromkeys(STALLS, "inst")
 DENIED = (
     "==PROF== Connected to process 42 (/usr/bin/python3.12)\n"
@@ -83,7 +83,7 @@ ONE = ("_rmsnorm(bf16*, bf16*)", ["139,264", "131,072", "2,848", "0", "12.5", "6
 TWO = ("reduce_kernel<512, 1>(at::R)", ["1000", "24", "1152", "0", "3", "9", "n/a", "nan", "0.5", "1"])
 
 
-def logging_ncu(text: str, printed: str = _launch_once.MARK, status: int = 0) -> str:
+def logging_ncu(text: str, printed: str = _launch_once.CALL_MARK, status: int = 0) -> str:
     """A program that writes `text` to its --log-file, prints, and ends with `status`."""
     return (
         f"open(arguments[arguments.index('--log-file') + 1], 'w').write({text!r})\n"
@@ -100,17 +100,17 @@ def test_the_raw_table_is_read_in_bytes_and_seconds():
     found = taken(ONE, TWO)
     first, second = found.launches
     assert first.kernel == "_rmsnorm(bf16*, bf16*)" and (first.grid, first.block) == ("(16, 1, 1)", "(512, 1, 1)")
-    assert first.values[ncu.READ] == 139264 and first.values[ncu.DURATION] == pytest.approx(2.848e-6)
+    assert first.values[ncu.READ_METRIC] == 139264 and first.values[ncu.DURATION] == pytest.approx(2.848e-6)
     assert first.pipes == {"tensor": 0, "fma": 12.5, "hbm": 61.25, "occupancy": 24.1}
     assert first.stalls == {"long_scoreboard": 7.5, "wait": 1.25}  # the commonest first, the issued left out
     assert "occupancy" not in second.pipes and list(second.stalls) == ["wait"]
     assert (found.traffic.read_bytes, found.traffic.write_bytes, found.traffic.launches) == (140264, 131096, 2)
     assert found.traffic.basis == "counted" and found.total(ncu.DURATION) == pytest.approx(4.0e-6)
-    assert found.total(ncu.PIPES["occupancy"]) is None
+    assert found.total(ncu.PIPE_METRICS["occupancy"]) is None
 
 
 def test_larger_units_and_the_newer_names_are_understood_and_what_was_not_counted_is_no_zero():
-    columns = {ncu.RENAMED[ncu.READ]: "Mbyte", ncu.RENAMED[ncu.WRITE]: "Kbyte", ncu.DURATION: "usecond"}
+    columns = {ncu.NEW_NAMES[ncu.READ_METRIC]: "Mbyte", ncu.NEW_NAMES[ncu.WRITE]: "Kbyte", ncu.DURATION: "usecond"}
     found = taken(("k", ["1.5", "2", "3.25"]), columns=columns)
     assert found.traffic.bytes == 1.502e6 and found.total(ncu.DURATION) == pytest.approx(3.25e-6)
     uncounted = taken(("k", ["n/a", "5", "100"]), columns=columns)
@@ -173,7 +173,7 @@ def test_a_missing_tool_is_one_sentence_and_the_newest_off_the_path_is_found(roo
     tool("ncu", "")
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(ncu, "FOLDERS", (str(tmp_path / "20*"),))
+    monkeypatch.setattr(ncu, "TOOL_FOLDERS", (str(tmp_path / "20*"),))
     status, _, err = rooflab(*COMMAND)
     assert status == 2 and "ncu: expected Nsight Compute on the PATH or in /usr/local/cuda, found none; i" in err
     for version in ("2024.1", "2025.2"):
@@ -193,9 +193,9 @@ def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_pa
     assert status == 2 and "log: expected what `ncu --csv --page raw` printed, got empty.csv without its table" in err
 
 
-RANGE = table(("range", ["139,264", "131,072"]), columns={ncu.READ: "byte", ncu.WRITE: "byte"})
+RANGE = table(("range", ["139,264", "131,072"]), columns={ncu.READ_METRIC: "byte", ncu.WRITE: "byte"})
 BY_MODE = f"text = {RANGE!r} if 'app-range' in arguments else {table(ONE, TWO)!r}\n"
-WRITTEN = "open(arguments[arguments.index('--log-file') + 1], 'w').write(text)\n" + f"print({_launch_once.MARK!r})"
+WRITTEN = "open(arguments[arguments.index('--log-file') + 1], 'w').write(text)\n" + f"print({_launch_once.CALL_MARK!r})"
 
 
 def test_a_call_of_several_launches_is_counted_as_one_range(tool):
@@ -206,7 +206,7 @@ def test_a_call_of_several_launches_is_counted_as_one_range(tool):
     alone, whole = (json.loads(line)[0] for line in calls.read_text().splitlines())
     assert "--profile-from-start" in alone and "--profile-from-start" not in whole
     assert whole[whole.index("--replay-mode") + 1] == "app-range"
-    assert whole[whole.index("--metrics") + 1].split(",") == list(ncu.BYTES)
+    assert whole[whole.index("--metrics") + 1].split(",") == list(ncu.BYTE_METRICS)
 
 
 IN_L2 = (ONE[0], ["139,264", "24", *ONE[1][2:]])

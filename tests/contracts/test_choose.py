@@ -11,7 +11,7 @@ from rooflab.bench.core.record_files import write
 from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import tuning as choices
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of
+from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of
 from rooflab.reference.spec import SCHEMES, Case
 
 CARD = {"gpu": {"name": "NVIDIA H200"}}
@@ -48,7 +48,7 @@ def test_each_bucket_takes_its_fastest():
     chosen = {bucket: entry["kernel"] for bucket, entry in choose("rmsnorm", records).items()}
     assert chosen["rows:1"] == "naive" and chosen["rows:512"] == "library"
     assert chosen["rows:16"] == "naive" and chosen["rows:inf"] == "library"  # by the nearest number of rows
-    assert set(chosen) == {*map(bucket_of, BUCKETS)}
+    assert set(chosen) == {*map(bucket_of, BUCKET_ROWS)}
 
 
 def test_a_kernel_timed_on_fewer_cases_does_not_win_by_that():
@@ -97,7 +97,7 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
         file = choices.Path(choices.__file__).parent / op / "choices.json"
         for device in json.loads(file.read_text()).values() if file.is_file() else ():
             for bucket, entry in device.items():
-                assert bucket in {*map(bucket_of, BUCKETS)}
+                assert bucket in {*map(bucket_of, BUCKET_ROWS)}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
                 for name, values in entry.get("configs", {}).items():
                     assert values is None or registry.get_kernel(op, name).tunable.make_config(values)

@@ -12,7 +12,7 @@ from op_kernels import CPU, META, here
 
 from rooflab.bench.core.call import packed
 from rooflab.kernels.registry import Kernel, kernels, ops
-from rooflab.reference.contract import ANY_SHAPE, PACKED, Argument, Contract, Dim
+from rooflab.reference.contract import ANY_SHAPE, PACKED_TEXT, Argument, Contract, Dim
 from rooflab.reference.spec import SCHEMES, as_tuple
 
 BOUND = {spec.name: spec for spec in ops().values() if spec.contract is not None}
@@ -84,8 +84,8 @@ def refusals(kernel: Kernel, inputs: dict[str, Any]) -> Iterator[tuple[dict[str,
     shown: set[str] = set()
     for name, argument in BOUND[kernel.op].contract.arguments.items():
         if kernel.prepare is not None and name == BOUND[kernel.op].prepared:
-            wanted = "a tensor" if isinstance(inputs[name], torch.Tensor) else PACKED
-            yield {name: "text"}, f"{name}: expected ({wanted}|{PACKED}), got str"
+            wanted = "a tensor" if isinstance(inputs[name], torch.Tensor) else PACKED_TEXT
+            yield {name: "text"}, f"{name}: expected ({wanted}|{PACKED_TEXT}), got str"
             continue
         if inputs.get(name) is not None:
             for value, words in wrong_tensors(name, argument, inputs[name], shown):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_kernels import here
 
-from rooflab.bench.checks.drawn import IN_SOFTWARE, ON_HARDWARE, drawn_points, own_numbers
+from rooflab.bench.checks.drawn import HARDWARE_LIMITS, SOFTWARE_LIMITS, drawn_points, own_numbers
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckData
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, ops
@@ -69,7 +69,7 @@ def test_a_failing_case_becomes_as_small_as_it_still_fails():
 @pytest.mark.parametrize("op", ops())
 def test_what_an_op_s_domain_draws_are_cases_of_the_op_and_vary_everything(op):
     spec = get_op(op)
-    points = drawn_points(spec, 5, ON_HARDWARE)
+    points = drawn_points(spec, 5, HARDWARE_LIMITS)
     assert len(points) >= 15 and len({point.case for point in points}) == len(points)
     assert all(spec.check_case(point.case) == point.case for point in points)
     for key in (*spec.cases["smoke"][0], *spec.optional):
@@ -104,7 +104,7 @@ def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
 )
 def test_nothing_at_all_is_a_case_of_every_op(op):
     spec, cpu = get_op(op), torch.device("cpu")
-    points = [point for point in drawn_points(spec, 5, IN_SOFTWARE) if point.principle == "empty"]
+    points = [point for point in drawn_points(spec, 5, SOFTWARE_LIMITS) if point.principle == "empty"]
     assert len(points) == sum(isinstance(axis, Sizes) and axis.empty for axis in spec.domain.axes.values()) > 0
     for case, scheme in ((point.case, SCHEMES[spec.schemes[-1]]) for point in points):
         for inputs in (spec.make_inputs(case, scheme, cpu, 0), *(made for _, made in spec.sets(case, scheme, cpu, 0))):

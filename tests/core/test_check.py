@@ -74,7 +74,7 @@ def test_a_small_check_takes_one_thread_and_gives_the_others_back(threads):
 def test_most_rows_of_a_far_tensor_lie_beyond_2_31_and_no_two_elements_meet(shape):
     near = torch.empty(shape)
     places = torch.cartesian_prod(*map(torch.arange, shape))
-    for strides in {poison.strides_of(near, kind) for kind in poison.FAR} - {near.stride()}:
+    for strides in {poison.strides_of(near, kind) for kind in poison.FAR_LAYOUTS} - {near.stride()}:
         offsets = (places * torch.tensor(strides)).sum(1)
         assert offsets.unique().numel() == near.numel() and strides[-1] == 1
         assert (offsets >= 2**31).sum() >= near.numel() / 3 and min(strides[:-1]) < 2**31

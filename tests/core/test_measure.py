@@ -166,7 +166,7 @@ def test_weights_are_packed_and_outputs_allocated_outside_the_timed_calls():
 
     (record,) = run(kernel(fn=fn, prepare=prepare))
     assert record.status == "OK" and len(outs) > record.sample_count
-    assert len(packed) == len(set(packed)) == len(set(outs)) == len(set(inputs)) == calls.COPIES
+    assert len(packed) == len(set(packed)) == len(set(outs)) == len(set(inputs)) == calls.INPUT_COPIES
     assert outs[:3] == outs[3:6] and len(set(outs[:3])) == 3, "they take turns"
 
 

@@ -63,7 +63,7 @@ def test_work_that_is_left_out_or_wrong_is_found_out(what):
 
 def test_the_whole_measurement_runs_with_the_real_timer(monkeypatch):
     """Rates mean nothing here, but every launch, check and timed call is the one that a GPU gets."""
-    monkeypatch.setattr(cuda_limits, "MAKERS", (vector, mma_sync))
+    monkeypatch.setattr(cuda_limits, "KERNEL_MAKERS", (vector, mma_sync))
     monkeypatch.setattr(cuda_limits, "card_of", lambda device: CARD)
     monkeypatch.setattr(compute, "dtypes_of", lambda sm: ("bf16",))
     with emulating_cuda(emulate):

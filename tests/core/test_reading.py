@@ -13,7 +13,7 @@ from test_measure import SPEC, kernel, passes, run
 from rooflab.bench.core import environment
 from rooflab.bench.core import measure as module
 from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.noise import CAUSES, Samples, why_invalid
+from rooflab.bench.core.noise import LIKELY_CAUSES, Samples, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.settings import Settings
 from rooflab.kernels import registry
@@ -30,7 +30,7 @@ def judge(seconds, cost=None, limits=None, clocks=None, l2_state="cold", **optio
 
 
 def over(times, part):
-    return f"{times:.2f} times the {part} ceiling; likely cause: {CAUSES[part]}"
+    return f"{times:.2f} times the {part} ceiling; likely cause: {LIKELY_CAUSES[part]}"
 
 
 EMPTY = "1.00 us is below the 2.40 us that an empty kernel takes by cuda events"

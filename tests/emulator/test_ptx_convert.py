@@ -14,7 +14,7 @@ from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 from rooflab.bench.emulator.numbers.bits import high_half, low_half
 from rooflab.bench.emulator.numbers.formats import (
     FORMATS,
-    INTEGERS,
+    INTEGER_DTYPES,
     cvt,
     cvt_f16x2_fp8x2,
     cvt_fp8x2_f16x2,
@@ -32,12 +32,14 @@ TO_WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil
 @cache
 def integers(name: str, seed: int = 1) -> np.ndarray:
     """Random integers of all sizes, the ends, and what lies beside powers of two."""
-    rng, info = np.random.default_rng(seed), np.iinfo(INTEGERS[name])
+    rng, info = np.random.default_rng(seed), np.iinfo(INTEGER_DTYPES[name])
     bits = info.bits
-    wild = rng.integers(info.min, info.max, 200, dtype=INTEGERS[name], endpoint=True)
-    shifted = wild >> rng.integers(0, bits, 200).astype(INTEGERS[name])
+    wild = rng.integers(info.min, info.max, 200, dtype=INTEGER_DTYPES[name], endpoint=True)
+    shifted = wild >> rng.integers(0, bits, 200).astype(INTEGER_DTYPES[name])
     ends = [x + d for p in range(bits) for x in (1 << p, -(1 << p)) for d in (-1, 0, 1)] + [info.min, info.max]
-    return np.concatenate([wild, shifted, np.array([x for x in ends if info.min <= x <= info.max], INTEGERS[name])])
+    return np.concatenate(
+        [wild, shifted, np.array([x for x in ends if info.min <= x <= info.max], INTEGER_DTYPES[name])]
+    )
 
 
 @cache
@@ -69,8 +71,8 @@ def wanted(value: float, source: str, to: str, rounding: str | None, sat: bool) 
         if rounding in TO_WHOLE:
             return math.copysign(float(TO_WHOLE[rounding](Fraction(value))), value)
         return rounded(Fraction(value), SHAPES[to], rounding)
-    info = np.iinfo(INTEGERS[to])
-    if source in INTEGERS and not sat:
+    info = np.iinfo(INTEGER_DTYPES[to])
+    if source in INTEGER_DTYPES and not sat:
         return (value - info.min) % (1 << info.bits) + info.min
     if math.isnan(value):
         top = 1 << (info.bits - 1)
@@ -80,18 +82,18 @@ def wanted(value: float, source: str, to: str, rounding: str | None, sat: bool) 
     return min(max(TO_WHOLE[rounding](Fraction(value)) if rounding else value, info.min), info.max)
 
 
-@pytest.mark.parametrize("to", [*INTEGERS, *FLOAT_TYPES])
-@pytest.mark.parametrize("source", [*INTEGERS, *FLOAT_TYPES])
+@pytest.mark.parametrize("to", [*INTEGER_DTYPES, *FLOAT_TYPES])
+@pytest.mark.parametrize("source", [*INTEGER_DTYPES, *FLOAT_TYPES])
 def test_every_pair_of_types_in_every_mode(source, to):
-    raw = integers(source) if source in INTEGERS else floats(source)
-    values = raw.tolist() if source in INTEGERS else as_numbers(raw, source)
+    raw = integers(source) if source in INTEGER_DTYPES else floats(source)
+    values = raw.tolist() if source in INTEGER_DTYPES else as_numbers(raw, source)
     if to in FLOAT_TYPES:
         modes = [(mode, False) for mode in (*MODES, *(TO_WHOLE if source == to else ()))]
     else:
         modes = [(mode, False) for mode in TO_WHOLE] if source in FLOAT_TYPES else [(None, False), (None, True)]
     for rounding, sat in modes:
         made = cvt(raw, to, source, rounding, sat=sat)
-        assert made.dtype == (FLOAT_TYPES | INTEGERS)[to]
+        assert made.dtype == (FLOAT_TYPES | INTEGER_DTYPES)[to]
         exact = [wanted(value, source, to, rounding, sat) for value in values]
         if to in FLOAT_TYPES:
             assert_same(as_numbers(made, to), exact, np.array(values, np.float64))

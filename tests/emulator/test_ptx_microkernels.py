@@ -23,7 +23,7 @@ CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14)
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch shape of each, small."""
-    monkeypatch.setattr(streams, "SHAPES", (StreamShape(64, 1, 4),))
+    monkeypatch.setattr(streams, "STREAM_SHAPES", (StreamShape(64, 1, 4),))
     monkeypatch.setattr(streams, "ONE_CHUNK_SHAPES", (StreamShape(64, 1, 4, every_chunk=True),))
     monkeypatch.setattr(streams, "LARGEST_CHUNK", 256)
     monkeypatch.setattr(streams, "HBM_TIMES_L2", 2)

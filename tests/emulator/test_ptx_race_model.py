@@ -11,7 +11,7 @@ import pytest
 
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
-from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA
+from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA
 
 WARPS = 3
 ALL = np.arange(WARPS)
@@ -132,7 +132,7 @@ class Programs:
 
     def load(self, instruction):
         warp, granule = self.warp(), int(self.draw.integers(GRANULES))
-        transfer = self.races.begin_async(0, warp, LOAD)
+        transfer = self.races.begin_async(0, warp, TMA_LOAD)
         self.races.async_write(transfer, np.array([4 * granule]), 4, instruction)
         reads, writes = (self.model.known[plane][warp] for plane in range(2))
         access = self.model.access("write", granule, writes, reads)

@@ -10,7 +10,7 @@ import pytest
 
 from rooflab.bench.emulator.races.reports import describe
 from rooflab.bench.emulator.races.shared_races import SharedRaces
-from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA, AsyncOperation
+from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
 
 SIZE = 16384
 ALL = np.arange(4)
@@ -74,7 +74,7 @@ class Program:
     def load(self, stage: int) -> None:
         """A load whose phase of the mbarrier is over when it is done."""
         self.races.signal(0, 0, FULL + 8 * stage)
-        transfer = self.begin(LOAD)
+        transfer = self.begin(TMA_LOAD)
         self.races.async_write(transfer, TILE + STAGE * stage, 1024, TMA)
         self.races.signal_async(transfer, FULL + 8 * stage)
         self.races.complete(0, FULL + 8 * stage)
@@ -97,7 +97,7 @@ MOVES: dict[str, Callable[[Program, np.ndarray, int], object]] = {
     "drain": lambda p, warps, pending: p.races.wait_copies(0, warps, pending),
     "copies_arrive": lambda p, warps, stage: p.races.signal_copies(0, warps, FULL + 8 * stage),
     "load": lambda p, _, stage: p.load(stage),
-    "begin": lambda p, *_: p.begin(LOAD),
+    "begin": lambda p, *_: p.begin(TMA_LOAD),
     "bring": lambda p, _, stage: p.races.async_write(p.transfers[-1], TILE + STAGE * stage, 1024, TMA),
     "multiply": lambda p, _, stage: p.races.async_read(p.begin(WGMMA, ALL), TILE + STAGE * stage, 1024, MMA),
     "begin_save": lambda p, warps, _: p.begin(BULK, warps[0]),

@@ -10,7 +10,7 @@ import torch
 from tiny_model import poisoned, prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine import ops as engine_ops
-from rooflab.engine.choose.model_shapes import OPS, LargestSizes
+from rooflab.engine.choose.model_shapes import MODEL_OPS, LargestSizes
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.load.models import open_model
 from rooflab.engine.load.weights import dummy_tensors
@@ -28,7 +28,7 @@ def alone(tmp_path_factory):
     return [llm.generate([prompt], GREEDY)[0]["token_ids"] for prompt in prompts()]
 
 
-NAIVE = {op: "naive" for op in OPS if registry.get_kernel(op, "naive").backend == "torch"}
+NAIVE = {op: "naive" for op in MODEL_OPS if registry.get_kernel(op, "naive").backend == "torch"}
 STATIC, WITHOUT_CACHE = StudyOptions(continuous_batching=False), StudyOptions(kv_cache=False)
 COVER = [
     {},
@@ -123,7 +123,7 @@ def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
     """The whole engine on the optimized Triton rungs: prefill, then batched decode."""
     swap = {
         op: next(k.name for k in registry.kernels(op).values() if k.role == "optimized" and k.backend == "triton")
-        for op in OPS
+        for op in MODEL_OPS
     } | {
         "gemm": "pipelined",
         "flash_attention_varlen": "online",

@@ -13,7 +13,7 @@ from tiny_model import prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.sampling import SamplingTensors
-from rooflab.engine.sequence import OF_MODEL, Sequence
+from rooflab.engine.sequence import MODEL_SETTINGS, Sequence
 from rooflab.engine.serve.requests import CompletionRequest
 from rooflab.engine.stopping import StopText
 
@@ -83,7 +83,7 @@ def test_a_generation_config_is_kept_as_transformers_does_or_refused_by_name(tmp
     theirs = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)[0].tolist()
     assert own == theirs[5:] != free
     (unsaid,) = llm.submit(prompt, CompletionRequest(model="m", prompt=prompt).params(9, None))
-    assert [getattr(unsaid.params, name) for name in OF_MODEL] == [KEPT[name] for name in OF_MODEL]
+    assert [getattr(unsaid.params, name) for name in MODEL_SETTINGS] == [KEPT[name] for name in MODEL_SETTINGS]
     (said,) = llm.submit(prompt, SamplingParams(temperature=0.7, repetition_penalty=1.0))
     assert (said.params.temperature, said.params.top_k, said.params.repetition_penalty) == (0.7, 20, 1.0)
 

@@ -7,7 +7,7 @@ from tiny_model import prompts, tiny_llm
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
 from rooflab.engine.sequence import Sequence
-from rooflab.engine.speculate.lengths import PAUSE, Lengths
+from rooflab.engine.speculate.lengths import PAUSE_TOKENS, Lengths
 from rooflab.engine.speculate.ngram import NgramDrafter
 from rooflab.engine.study import StudyOptions
 
@@ -68,7 +68,7 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
     for _ in range(60):  # every second token: 0.5 ** 2 > 0.15 > 0.5 ** 3
         lengths.verified(one, 8, 1)
     assert lengths.of(one) == 2
-    for pause in (PAUSE, 2 * PAUSE, 4 * PAUSE):
+    for pause in (PAUSE_TOKENS, 2 * PAUSE_TOKENS, 4 * PAUSE_TOKENS):
         while lengths.of(one):
             lengths.verified(one, lengths.of(one), 0)
         for _ in range(pause - 1):

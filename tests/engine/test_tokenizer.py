@@ -244,5 +244,5 @@ def test_the_doctor_says_what_was_understood_and_finds_other_weights(tmp_path, m
         return weights
 
     monkeypatch.setattr("rooflab.engine.llm.load_weights", with_other_rows)
-    monkeypatch.setattr("rooflab.bench.engine.doctor.FAR", 0.5)  # more than what it makes of the other tokens
+    monkeypatch.setattr("rooflab.bench.engine.doctor.MAX_GAP", 0.5)  # more than what it makes of the other tokens
     assert rooflab("doctor", tmp_path)[0] == 11

@@ -75,7 +75,7 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     code = {name for name in names if name.split("/")[0] in FOLDERS and Path(name).suffix in suffixes}
     assert found == code | tables | {"__init__.py"} and len(tables) > 20
     assert {"kernels/lib/hopper.h", "kernels/lib/wgmma.h", "kernels/lib/rows.cu"} <= found, "what sources include"
-    read = "from rooflab.roofline import published; print(published.FOLDER); print(len(published.committed()))"
+    read = "from rooflab.roofline import published; print(published.TABLES_FOLDER); print(len(published.committed()))"
     done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
     folder, count = done.stdout.split()
     assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
@@ -143,7 +143,7 @@ def test_the_wheel_has_of_results_only_what_a_command_reads():
     files = {file for part in ("*", "rooflab.results.published") for name in data[part] for file in LYING.glob(name)}
     opened = {LYING / table.file for table in published.load(LYING) if table.times}
     assert len(public.read()) > 300
-    assert files == opened | {LYING / published.INDEX, LYING / public.FILE.name}
+    assert files == opened | {LYING / published.INDEX_FILE, LYING / public.PREDICTIONS_FILE.name}
     assert sum(file.stat().st_size for file in files) <= MOST_RESULTS_BYTES
 
 

@@ -53,7 +53,7 @@ def test_a_measured_ledger_has_every_call_with_its_cost(
 @pytest.mark.needs("C++ compiler")
 def test_a_replayed_step_has_the_time_of_each_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
-    native = {op: "native" for op in ("embedding", "rmsnorm", "fused_add_rmsnorm", "gemm", "silu_and_mul")}
+    native = dict.fromkeys(("embedding", "rmsnorm", "fused_add_rmsnorm", "gemm", "silu_and_mul"), "native")
     llm = tiny_llm(tmp_path, **OPTIONS, swap=native)
     for batch in (1, 3):
         found = measured(llm, "decode", batch, 20, steps=4)
@@ -221,7 +221,11 @@ def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_p
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ceilings_for", lambda _: CEILINGS), ("why_noisy", lambda *_: ""), ("MOST_OPS", math.inf)):
+    for name, value in (
+        ("ceilings_for", lambda _: CEILINGS),
+        ("why_noisy", lambda *_: ""),
+        ("MAX_OPS_RATIO", math.inf),
+    ):
         monkeypatch.setattr(f"rooflab.bench.latency.ledger.{name}", value)
     write_config(tmp_path / "tiny")
     asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")

@@ -59,7 +59,7 @@ def test_packed_takes_every_size_and_layout(M: int, K: int, bias: bool) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_goes_by_blocks_of_channels(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
     """Several blocks, of which the last is in part; without a bias no weight is rounded."""
-    monkeypatch.setattr(packed, "BLOCK_VALUES", 2**12)
+    monkeypatch.setattr(packed, "BUFFER_VALUES", 2**12)
     inputs = inputs_of(M=24, N=250, K=128, bias=bias)
     out = torch.full((24, 260), 7.0, dtype=torch.bfloat16)
     found = PACKED(**{**inputs, "b": PACKED.prepare(inputs["b"])}, out=out[:, 5:255])

@@ -46,7 +46,7 @@ def test_clusters_go_from_tile_to_tile_without_a_race(
 ) -> None:
     """All tiles on one cluster, the ring round several times, odd edges; copies and warps in two orders."""
     config = ClusterTile(*sizes)
-    monkeypatch.setattr(multicast, "sm_count", lambda device: multicast.CLUSTER)
+    monkeypatch.setattr(multicast, "sm_count", lambda device: multicast.CLUSTER_CTAS)
     run(op, case, scheme, config, seed)
 
 

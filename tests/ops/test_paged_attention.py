@@ -23,7 +23,7 @@ FP32 = get_scheme("fp32")
 
 def library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device, "counted", "cuda")
+        patch.setattr(_device, "counted_device_type", "cuda")
         return library.library(q, k_cache, v_cache, block_table, seq_lens, softmax_scale, window=window)
 
 
@@ -77,7 +77,7 @@ def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
             inputs["k_cache"][page, slot % 16] = inputs["v_cache"][page, slot % 16] = math.nan
         inputs["block_table"][b, : first // 16] = -1 if b else 2**31 - 1
     for limit in (0, 10**9):
-        monkeypatch.setattr(library, "ONE_CALL", limit)
+        monkeypatch.setattr(library, "ONE_CALL_ELEMENTS", limit)
         torch.testing.assert_close(HERE[name](**inputs).double(), wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -10,7 +10,7 @@ from op_kernels import META
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import split_kv
-from rooflab.kernels.paged_attention.split_kv import UNIT, SplitConfig, grid, parts
+from rooflab.kernels.paged_attention.split_kv import UNIT_KEYS, SplitConfig, grid, parts
 from rooflab.reference.paged_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -18,7 +18,7 @@ from rooflab.reference.spec import SCHEMES, Case
 def brute_parts(lengths, sets, ctas, least):
     """`parts`, unit by unit."""
     segments = [length for length in lengths for _ in range(sets) if length]
-    units = [segment for segment, length in enumerate(segments) for _ in range(-(-length // UNIT))]
+    units = [segment for segment, length in enumerate(segments) for _ in range(-(-length // UNIT_KEYS))]
     shares = max(min(ctas, len(units) // least), 1)
     owners = {}
     for g in range(shares):
@@ -37,7 +37,7 @@ def test_parts_are_those_of_shares_cut_unit_by_unit(lengths):
     ("B", "slots", "window", "sets", "ctas_per_sm", "found"),
     [
         (64, 4096, None, 1, 2, (2 * HOPPER_SMS, 1)),
-        (1, 4096, None, 1, 1, (4096 // UNIT // 4, 1)),
+        (1, 4096, None, 1, 1, (4096 // UNIT_KEYS // 4, 1)),
         (1, 4096, 100, 1, 1, (1, 1)),
         (1, 2**20, 64 * 20, 2, 1, (40, 2)),
         (3, 0, None, 1, 1, (1, 1)),
@@ -61,7 +61,7 @@ def gpu(monkeypatch):
     def stream():
         return SimpleNamespace(cuda_stream=state.stream, synchronize=lambda: None)
 
-    monkeypatch.setattr(split_kv, "BLOCK", 1300)
+    monkeypatch.setattr(split_kv, "COUNTER_BLOCK", 1300)
     monkeypatch.setattr(torch, "zeros", on_the_cpu)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", stream)

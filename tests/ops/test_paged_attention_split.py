@@ -9,7 +9,7 @@ from op_kernels import CPU, assert_right, emulated
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels.paged_attention import split_kv
-from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, parts
+from rooflab.kernels.paged_attention.split_kv import SPLIT_KV_TUNING, UNIT_KEYS, SplitConfig, parts
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
 from rooflab.reference.spec import SCHEMES, Case
@@ -40,7 +40,7 @@ MORE = [(96, 4, 2, 24, FP8), (192, 16, 1, 8, BF16), (256, 9, 1, 1, FP8), (128, 1
 )
 def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
     inputs = SPEC.make_inputs(case_of(1, 70, H, H_kv, D, block_size), scheme, CPU, 0)
-    config = SPLIT_KV.heuristic(case_of(1, 70, H, H_kv, D), scheme)
+    config = SPLIT_KV_TUNING.heuristic(case_of(1, 70, H, H_kv, D), scheme)
     found, grids = run(inputs, config=SplitConfig(config.warps, 2, 1, least=2))
     assert_right(SPEC, found, inputs, scheme)
     assert grids[0][0] > 1, "the one sequence is cut"
@@ -52,7 +52,7 @@ def test_a_dominant_key_at_every_edge_of_a_share_is_heard():
     plain["seq_lens"][1] = 39
     config = SplitConfig(warps=2, num_stages=3, ctas_per_sm=1, least=2)
     for unit in (2, 4, 6, 8, 10):  # six shares of 10 and 3 units
-        b, first = (0, unit * UNIT) if unit < 10 else (1, (unit - 10) * UNIT)
+        b, first = (0, unit * UNIT_KEYS) if unit < 10 else (1, (unit - 10) * UNIT_KEYS)
         for position in (first - 1, first):
             inputs = plain | {name: plain[name].clone() for name in ("q", "k_cache", "v_cache")}
             listen(inputs["q"], inputs["k_cache"])

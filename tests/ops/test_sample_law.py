@@ -16,7 +16,7 @@ from rooflab.kernels.sample import library, naive
 from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.philox import philox
 from rooflab.reference.sample import SPEC, settings
-from rooflab.reference.sample_law import EDITED, edited, support
+from rooflab.reference.sample_law import EDIT_ARGUMENTS, edited, support
 from rooflab.reference.spec import Case
 
 VECTORS = [
@@ -91,9 +91,13 @@ def test_traps_22_and_25_many_draws_follow_the_law(row, edits):
     count, V = 200_000, 8
     case = Case(B=1, V=V, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, sigma=1.0, **edits)
     one = SPEC.make_inputs(case, FP32, CPU, 2)
-    law = support(edited(**{name: value for name, value in one.items() if name in EDITED})[0], *row).probabilities
+    law = support(
+        edited(**{name: value for name, value in one.items() if name in EDIT_ARGUMENTS})[0], *row
+    ).probabilities
     assert int((law > 0).sum()) >= 2
-    inputs = {name: value.repeat(count, *[1] * (value.ndim - 1)) for name, value in one.items() if name in EDITED}
+    inputs = {
+        name: value.repeat(count, *[1] * (value.ndim - 1)) for name, value in one.items() if name in EDIT_ARGUMENTS
+    }
     if "edit_offsets" in one:
         inputs["edit_offsets"] = torch.arange(count + 1, dtype=torch.int32) * int(one["edit_offsets"][1])
     inputs |= settings([row] * count, CPU, 11)

@@ -14,7 +14,7 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import model, predictions
-from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, explain, why_rows, why_sentence
+from rooflab.bench.predict.explain import UNEXPLAINED_PART, Explanation, explain, why_rows, why_sentence
 from rooflab.bench.predict.model import TimeStep
 from rooflab.bench.predict.predictions import measured_in
 from rooflab.kernels import registry
@@ -115,7 +115,7 @@ def test_a_measured_time_is_never_held_against_a_predicted_one():
     def made(kernel, role, predicted_ms, measured_ms=None):
         parts = [TimeStep(model.LEAST_WORK, 1e-5, ""), TimeStep(model.BYTES, 1e-3 * predicted_ms - 1e-5, "")]
         if measured_ms:
-            parts.append(TimeStep(UNEXPLAINED, 1e-3 * (measured_ms - predicted_ms), ""))
+            parts.append(TimeStep(UNEXPLAINED_PART, 1e-3 * (measured_ms - predicted_ms), ""))
         return Explanation(
             target(kernel),
             role,
@@ -134,7 +134,7 @@ def test_a_measured_time_is_never_held_against_a_predicted_one():
     slow = made("slow", "optimized", 0.1, 0.5)
     assert why_sentence([naive, quick, slow]).startswith("slow is measured at 2 times naive's speed")
     only = why_sentence([naive, quick])
-    assert only.startswith("quick is predicted at 20 times naive's speed") and UNEXPLAINED not in only
+    assert only.startswith("quick is predicted at 20 times naive's speed") and UNEXPLAINED_PART not in only
     unmeasured = made("naive", "naive", 0.4)
     assert why_sentence([unmeasured, slow]).startswith("slow is predicted at 4 times naive's speed")
 
@@ -172,6 +172,8 @@ def test_parts_sum_to_the_time_that_is_explained_and_the_largest_is_named(measur
     assert sum(part.ms for part in found.parts) == pytest.approx(found.total_ms)
     assert found.total_ms == (measured_ms or found.modelled_ms) and found.predicted_ms is None, "no code was read"
     names = [part.name for part in found.parts]
-    assert names[:2] == [model.LEAST_WORK, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
+    assert names[:2] == [model.LEAST_WORK, model.LAUNCH] and (UNEXPLAINED_PART in names) == (measured_ms is not None)
     assert found.rows()[-1]["us"] == pytest.approx(found.total_ms * 1e3)
-    assert (f"the largest part of the rest is {UNEXPLAINED}, 987 us (99%)" in found.sentence()) == (measured_ms == 1.0)
+    assert (f"the largest part of the rest is {UNEXPLAINED_PART}, 987 us (99%)" in found.sentence()) == (
+        measured_ms == 1.0
+    )

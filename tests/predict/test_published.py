@@ -173,12 +173,12 @@ def test_a_step_of_several_gpus_has_all_reduces_and_no_other_gpu_has_times():
     assert fp8.ms < step_time(LLAMA_8B, H100, "decode", 1, 2048).ms
 
 
-PAGE = (published.FOLDER / "end_to_end.md").read_text().splitlines()
+PAGE = (published.TABLES_FOLDER / "end_to_end.md").read_text().splitlines()
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("llama-3.1-8b", 1), ("llama-3.1-70b", 4)])
 def test_sums_of_published_times_are_near_published_times_of_engines_under_load(model, gpus):
-    table = pd.read_csv(published.FOLDER / "end_to_end.csv")
+    table = pd.read_csv(published.TABLES_FOLDER / "end_to_end.csv")
     table = table[(table.model == model) & (table.gpu == "h100-sxm") & (table.gpus == gpus)]
     for (dtype, engine), own in table.groupby(["dtype", "engine"]):
         loads = zip(own.requests, own.prompt, own.output, strict=True)

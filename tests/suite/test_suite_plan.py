@@ -13,7 +13,7 @@ from targets import judge
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.plan import FAMILY_OPS, SWAPS, is_of, make_plan
+from rooflab.bench.suite.plan import FAMILY_OPS, KERNEL_SWAPS, is_of, make_plan
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -138,7 +138,7 @@ def test_every_swap_of_the_plan_is_one_that_an_engine_on_a_card_takes(monkeypatc
     """With the Triton of torch 2.11 too, which compiles some kernels with a race."""
     monkeypatch.setattr(registry, "version", lambda package: "3.6.0")
     cuda = torch.device("cuda")
-    for swap in SWAPS:
+    for swap in KERNEL_SWAPS:
         kernel = registry.get_kernel(*swap.split("="))
         assert "cuda" in kernel.devices and kernel.why_not_served(cuda) is None, swap
     chunked = registry.get_kernel("paged_attention", "chunked")

@@ -26,8 +26,8 @@ ILLEGAL = "it broke the CUDA context"
 @pytest.fixture(autouse=True)
 def light_processes(monkeypatch):
     """Processes that import no torch, and ask this file's step whether the device answers."""
-    monkeypatch.setattr(runner, "IMPORTS", ())
-    monkeypatch.setattr(runner, "PROBE", (STEP, "environment", "--probe"))
+    monkeypatch.setattr(runner, "WORKER_IMPORTS", ())
+    monkeypatch.setattr(runner, "PROBE_COMMAND", (STEP, "environment", "--probe"))
 
 
 def entry(name, how="fine", cost_s=5.0, needs=(), **options):
@@ -85,7 +85,7 @@ def test_a_fault_costs_one_entry_and_processes_are_fresh(tmp_path):
 
 @pytest.mark.parametrize(("how", "why"), [("dies", "SIGABRT"), ("breaks", ILLEGAL), ("hangs", "TIMEOUT: it had not")])
 def test_the_kernel_that_broke_its_process_is_excluded_and_the_rest_is_done(tmp_path, monkeypatch, how, why):
-    monkeypatch.setattr(runner, "HUNG_S", 1.0)
+    monkeypatch.setattr(runner, "MAX_KERNEL_S", 1.0)
     progress, notes = run([MACHINE, entry("check:op", f"kernel {how}"), entry("sees", "sees")], tmp_path)
     found = progress.outcomes["check:op"]
     assert found.status == "DONE" and found.figures["ran"] == ["op/a", "op/c"], "what was recorded is kept"
@@ -170,7 +170,7 @@ import sys; sys.path[:] = {sys.path!r}
 from pathlib import Path
 import test_suite_run as t
 from rooflab.bench.suite import runner
-runner.IMPORTS = ()
+runner.WORKER_IMPORTS = ()
 t.run([t.MACHINE, t.entry("a"), t.entry("slow", "slow", 200.0), t.entry("b")], Path({str(tmp_path)!r}), budget_s=900)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -213,7 +213,7 @@ def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="budget: expected seconds above 0, got 0"):
         run([entry("a")], tmp_path, budget_s=0)
     state.folder_of(tmp_path, "a").mkdir()
-    (tmp_path / "a" / state.RESULT).write_text('{"version": 1}')
+    (tmp_path / "a" / state.RESULT_FILE).write_text('{"version": 1}')
     with pytest.raises(ValueError, match="expected the result of an entry"):
         run([entry("a")], tmp_path, resume=True)
     assert os.listdir(tmp_path) == ["a"]

@@ -16,7 +16,7 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.tune import bucket as tune_bucket
 from rooflab.bench.tune import tune
-from rooflab.bench.tune.search import FINALISTS, GROUP, SearchResult, least_s, search
+from rooflab.bench.tune.search import GROUP_SIZE, MAX_FINALISTS, SearchResult, least_s, search
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.kernels.tuning import Footprint
@@ -54,9 +54,9 @@ def test_the_search_finds_the_fastest_and_scores_it_against_the_launchers_choice
     """Also on a card that slows down, which must not favour what was timed first."""
     bench = Bench(lambda size: 1e-3 * (1 + abs(size - 37) / 100), drift)
     found = bench.search(10, range(60))
-    assert found.finalists(Config(10))[0] == Config(37) and len(found.finalists(Config(10))) == FINALISTS
+    assert found.finalists(Config(10))[0] == Config(37) and len(found.finalists(Config(10))) == MAX_FINALISTS
     assert found.scores[Config(37)] == pytest.approx(1 / 1.27, rel=1e-6) and found.scores[Config(10)] == 1.0
-    assert all(len(call) <= GROUP + 1 for call in bench.calls)
+    assert all(len(call) <= GROUP_SIZE + 1 for call in bench.calls)
 
 
 def test_a_config_whose_bound_lies_above_the_best_time_is_not_timed():
@@ -77,7 +77,7 @@ def test_what_is_far_slower_is_dropped_and_what_fails_is_said():
 def test_the_search_ends_in_time_and_counts_what_it_left():
     bench = Bench(lambda size: 1e-3)
     found = bench.search(0, range(100), deadline=22)
-    assert bench.now <= 22 + GROUP + 1 and found.left == 100 - len(found.scores) > 50
+    assert bench.now <= 22 + GROUP_SIZE + 1 and found.left == 100 - len(found.scores) > 50
 
 
 def test_the_search_walks_from_the_best_so_far():

@@ -31,7 +31,7 @@ from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
 BUDGET_S = {"cpu": 5.0, "cuda": 60.0}
-RAISE_S = {"cpu": 5.0, "cuda": 20.0}
+REMEASURE_S = {"cpu": 5.0, "cuda": 20.0}
 """Seconds to measure the limits again after a reading above the ceilings."""
 NO_TENSOR_CEILING = range(100, 120)
 """Compute capabilities whose tensor cores reach their rate only by tcgen05.  There is no microkernel with tcgen05."""
@@ -43,37 +43,37 @@ _noisy_records: dict[tuple[Path, int], list[Record]] = {}
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:
-    """Returns the peak rates that bound a kernel's time on `device`.  `kind` says whether they were measured.
+    """Returns the peak rates that bound a kernel's time on `device`.  The field `kind` says whether they were measured.
 
-    On CUDA these rates were measured on this card (`rooflab ceilings`) under the present driver and limits, or else
-    come from the data sheet; None without a data sheet.  On a CPU, missing rates are measured now.  A CPU has no unit
-    for fp8 or tf32 products.  Their rate is the best measured rate of the other dtypes, because torch widens the
-    operands first."""
+    On CUDA, `rooflab ceilings` measured these rates on this card under the present driver and limits.  Without such
+    rates, the data sheet gives them; None without a data sheet.  On a CPU, missing rates are measured now.  A CPU has
+    no unit for fp8 or tf32 matrix products.  Their rate is the best measured rate of the other dtypes, because torch
+    widens the operands first."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
-        rates = ceilings.tensor_flops_per_s if ceilings else {}
+        matrix_rates = ceilings.tensor_flops_per_s if ceilings else {}
         return ceilings and replace(
-            ceilings, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))}
+            ceilings, tensor_flops_per_s={**matrix_rates, **dict.fromkeys(NO_CPU_UNIT, max(matrix_rates.values()))}
         )
     if records and (ceilings := assemble(records, device)[0]):
         return ceilings
-    sheet = identify(torch.cuda.get_device_name(device))
-    return sheet.ceilings() if sheet else None
+    data_sheet = identify(torch.cuda.get_device_name(device))
+    return data_sheet.ceilings() if data_sheet else None
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """Returns the rates that no reading on `device` can exceed: `ceilings` on a CPU, the data sheet on CUDA.
 
     The data sheet's rates are those at the highest clock.  If it has no L2 rate, as for Hopper, the L2 rate of
-    `ceilings` is used.  Without a data sheet the L2 rate is the only limit; without an L2 rate the result is None.
-    NOISY ceilings of a CPU also give None.  The launch floor (an empty kernel's time) is 0, because `Samples` has its
+    `ceilings` is used.  Without a data sheet, the L2 rate is the only limit; without an L2 rate, the result is None.
+    NOISY ceilings of a CPU also give None.  The launch time of an empty kernel is 0 here, because `Samples` stores its
     own."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
-    sheet = identify(torch.cuda.get_device_name(device))
-    if sheet is not None:
-        limits = sheet.ceilings(sheet.max_clock_hz)
+    data_sheet = identify(torch.cuda.get_device_name(device))
+    if data_sheet is not None:
+        limits = data_sheet.ceilings(data_sheet.max_clock_hz)
     elif ceilings.l2_bytes_per_s is not None:
         limits = Ceilings(ceilings.device, ceilings.kind, math.inf, {}, math.inf)
     else:
@@ -89,18 +89,18 @@ class MachineLimits(NamedTuple):
     """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """Returns the fastest record of each limit, or a failed one if all failed.  Keeps the limits' order."""
+        """Returns the fastest record of each limit, or a failed record if all failed.  Keeps the limits' order."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
             return 1 / value if "launch_floor_s" in record.metrics else value
 
-        best: dict[str, Record] = {}
+        best_records: dict[str, Record] = {}
         for record in self.records:
-            record_so_far = best.setdefault(str(record.kernel), record)
+            record_so_far = best_records.setdefault(str(record.kernel), record)
             if merit(record) > merit(record_so_far):
-                best[str(record.kernel)] = record
-        return best
+                best_records[str(record.kernel)] = record
+        return best_records
 
     @staticmethod
     def amount(record: Record) -> tuple[float, str]:
@@ -116,10 +116,10 @@ class MachineLimits(NamedTuple):
     def kept(cls, device: torch.device) -> MachineLimits:
         """Returns the stored limits of this machine; no records if no stored limits are valid now.
 
-        Limits are valid only under the conditions of their measurement.  On CUDA: the card, its driver, power limit and
-        clocks, and the microkernels.  On a CPU: torch, the CPU and the threads.  NVML cannot report a locked clock
-        (`nvidia-smi -lgc`).  A lock during the measurement shows in the throttle reasons of the limits; a later lock
-        shows in the clocks of each later record."""
+        Limits are valid only under the conditions of their measurement.  On CUDA, these are the card, its driver, power
+        limit and clocks, and the microkernels.  On a CPU, these are torch, the CPU and the threads.  NVML cannot report
+        a locked clock (`nvidia-smi -lgc`).  A lock during the measurement appears in the throttle reasons of the
+        limits.  A later lock appears in the clocks of each later record."""
         environment, path = _here(device)
         noisy = _noisy_records.get((path, environment.threads), [])
         if not path.is_file():
@@ -139,8 +139,8 @@ class MachineLimits(NamedTuple):
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
         """Measures the limits of this machine, and stores the records.
 
-        If new limits of a GPU give no ceilings, valid stored limits stay.  NOISY limits of a CPU are used only in this
-        process.  With `raising`, the better of the stored and the new records is stored for each limit.  Raises
+        If a new measurement of a GPU lacks limits, valid stored limits stay.  NOISY limits of a CPU are used only in
+        this process.  With `raising`, the better of the stored and the new records is stored for each limit.  Raises
         `ValueError` if CuPy (for the microkernels) is missing, or the cache folder is read-only.
         """
         check_writable("ROOFLAB_CACHE", cache_folder())
@@ -149,10 +149,10 @@ class MachineLimits(NamedTuple):
         on_cpu = device.type == "cpu"
         records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
         _, reason = assemble(records, device)
-        old_records, missing = cls.kept(device)
+        old_records, missing_text = cls.kept(device)
         if raising:
             records = better(old_records, records)
-        elif reason and old_records and not missing:
+        elif reason and old_records and not missing_text:
             return cls(records, f"{reason}; those of {max(record.timestamp for record in old_records)} are kept")
         ceilings, _ = assemble(records, device)
         records = [replace(record, ceilings=asdict(ceilings) if ceilings else None) for record in records]
@@ -165,10 +165,10 @@ class MachineLimits(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """Returns a row for each limit, with its best record and the data sheet's value; None if there is none.
+        """Returns a row for each limit, with its best record and the data sheet's value (None if unknown).
 
         `at_clock` is the data sheet's value at the SM clock of this reading; memory has its own clock.  `reached` is
-        the measured value divided by `at_clock`, or by the data sheet's value if no clock scales the limit."""
+        the measured value divided by `at_clock`, or by the data sheet's value if `at_clock` is None."""
         return [_row(record) for record in self.best().values()]
 
 
@@ -193,24 +193,24 @@ def _conditions(environment: JsonObject, device: torch.device) -> dict[str, obje
 
 
 def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
-    """Measures the peak rates again after a reading above `ceilings`.  A busy machine cannot lower stored rates.
+    """Measures the peak rates again after a reading above `ceilings`.  Stored rates never become lower.
 
     If the new measurement fails, the stored rates remain in use, and a warning gives the reason."""
     try:
-        _, missing = MachineLimits.measured(device, RAISE_S[device.type], raising=True)
+        _, missing_text = MachineLimits.measured(device, REMEASURE_S[device.type], raising=True)
     except ValueError as error:
-        missing = str(error)
-    if missing:
-        LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing)
+        missing_text = str(error)
+    if missing_text:
+        LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing_text)
     return ceilings_for(device) or ceilings
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
-    """Returns the better records of two measurements of each limit: a higher rate, or a lower launch time.
+    """Returns, for each limit, the records of the better of two measurements: a higher rate, or a lower launch time.
 
     A NOISY rate becomes OK if any record is OK, because the machine did reach this rate."""
-    best = MachineLimits([*again, *before]).best()
-    records = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
+    best_records = MachineLimits([*again, *before]).best()
+    records = [record for record in (*before, *again) if record.run_id == best_records[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):
         return records
     return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in records]
@@ -225,7 +225,7 @@ def value_of(record: Record) -> float | None:
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
     """Returns `(ceilings, "")` from measured limits, or `(None, text)`; the text names the missing limits.
 
-    A rate is the best of its records.  Memory has records of four kinds of access, a dtype has records of several
+    A rate is the best of several records.  Memory has records of four kinds of access.  A dtype has records of several
     instructions."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
@@ -238,50 +238,50 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     def named(start: str) -> dict[str, float]:
         return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
 
-    access, floors = named("memory ") or named("hbm_"), named("launch ")
-    vector = values.get("fma") or values.get("fp32 vector")
-    missing = [missing_name for missing_name, measured in (("HBM", access), ("fma", vector)) if not measured]
+    access_rates, launch_floors = named("memory ") or named("hbm_"), named("launch ")
+    vector_rate = values.get("fma") or values.get("fp32 vector")
+    missing_rates = [missing_name for missing_name, rate in (("HBM", access_rates), ("fma", vector_rate)) if not rate]
     if sm in NO_TENSOR_CEILING:
-        missing.append("a microkernel for this architecture's tensor cores")
+        missing_rates.append("a microkernel for this architecture's tensor cores")
     elif sm >= 80 and not tensor:
-        missing.append("tensor cores")
-    if missing or vector is None:
-        return None, f"no measured ceilings without {', '.join(missing)}"
+        missing_rates.append("tensor cores")
+    if missing_rates or vector_rate is None:
+        return None, f"no measured ceilings without {', '.join(missing_rates)}"
     environment = records[0].environment
     name = environment["gpu"]["name"] if sm else environment["cpu"]
-    sheet = identify(name)
+    data_sheet = identify(name)
     ceilings = Ceilings(
-        device=sheet.name if sheet else name,
+        device=data_sheet.name if data_sheet else name,
         kind="measured",
-        hbm_bytes_per_s=max(access.values()),
-        tensor_flops_per_s=tensor | {"fp32": vector},
-        vector_flops_per_s=vector,
+        hbm_bytes_per_s=max(access_rates.values()),
+        tensor_flops_per_s=tensor | {"fp32": vector_rate},
+        vector_flops_per_s=vector_rate,
         sfu_ops_per_s=max((values[name] for name in ("ex2", "rsqrt") if name in values), default=None),
-        launch_floor_s=min(floors.values(), default=0.0),
+        launch_floor_s=min(launch_floors.values(), default=0.0),
         l2_bytes_per_s=max(named("l2_").values(), default=None),
-        access_bytes_per_s=access,
-        launch_floors_s=floors,
+        access_bytes_per_s=access_rates,
+        launch_floors_s=launch_floors,
         noise=next((record.reason for record in records if record.status == "NOISY"), ""),
     )
     return ceilings, ""
 
 
 def _row(record: Record) -> Row:
-    limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
-    unit, _ = kind_of(limit)
-    letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
+    limit, measured_value, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
+    base_unit, _ = kind_of(limit)
+    unit_prefix, scale = ("u", 1e-6) if base_unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     device = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
-    sheet = value_in(device.ceilings(), record) if device else None
+    sheet_value = value_in(device.ceilings(), record) if device else None
     clock_ceilings = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
-    at_clock = value_in(clock_ceilings, record) if clock_ceilings else None
-    expected = at_clock or sheet
+    value_at_clock = value_in(clock_ceilings, record) if clock_ceilings else None
+    expected = value_at_clock or sheet_value
     return {
         "limit": limit,
-        "measured": measured and measured / scale,
-        "datasheet": sheet and sheet / scale,
-        "at_clock": at_clock and at_clock / scale,
-        "unit": letter + unit,
-        "reached": f"{measured / expected:.0%}" if measured and expected and unit != "s" else None,
+        "measured": measured_value and measured_value / scale,
+        "datasheet": sheet_value and sheet_value / scale,
+        "at_clock": value_at_clock and value_at_clock / scale,
+        "unit": unit_prefix + base_unit,
+        "reached": f"{measured_value / expected:.0%}" if measured_value and expected and base_unit != "s" else None,
         "clock_ghz": clock_hz and clock_hz / 1e9,
         "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
         "status": record.status,

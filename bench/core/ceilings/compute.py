@@ -19,7 +19,7 @@ SPECIAL_TOLERANCE = 2e-3
 
 
 class VectorShape(NamedTuple):
-    """A launch shape: threads per thread block, thread blocks per SM, and independent pairs or sums per thread."""
+    """A launch shape: threads per thread block, thread blocks per SM, and independent computations per thread."""
 
     threads: int
     blocks_per_sm: int
@@ -33,21 +33,21 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields microkernels of the fp32 pipe, then of one special function.  All special functions have one rate."""
+    """Yields microkernels for fp32 multiply-adds, then for one special function.  The others have the same rate."""
     yield [_fma(card, load, shape) for shape in FMA_SHAPES]
     yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the multiply-add microkernel of a launch shape.  All thread blocks have the same random points."""
+    """Returns the multiply-add microkernel of a launch shape.  All thread blocks start with the same random points."""
     generator = torch.Generator(card.device).manual_seed(0)
     start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
 
     def expected(rounds: int) -> torch.Tensor:
         step = np.array([[1.0, ROTATION_ANGLE], [-ROTATION_ANGLE, 1.0 - ROTATION_ANGLE * ROTATION_ANGLE]])
-        all_steps = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
-        return start.double().sum(0) @ all_steps.T
+        step_power = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
+        return start.double().sum(0) @ step_power.T
 
     return summing(
         compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), ""),
@@ -65,7 +65,7 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
     """Returns the microkernel of 2**x for one launch shape.  Arguments start in [1, 2) and grow to at most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
-    first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
+    start_values = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
 
     def step(rounds: int) -> np.float32:
@@ -76,12 +76,12 @@ def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         total = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
         for start in range(0, count, 4096):
             n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=card.device)
-            total += torch.exp2(first.double()[:, None] + n * float(step(rounds))).sum(1)
+            total += torch.exp2(start_values.double()[:, None] + n * float(step(rounds))).sum(1)
         return total
 
     return summing(
         compiled(load, "arithmetic.cu", "special_function", shape._asdict(), ""),
-        [first],
+        [start_values],
         sums,
         expected,
         SPECIAL_TOLERANCE,
@@ -96,8 +96,8 @@ STEP_BYTES = 32
 """The size of K in one tensor-core instruction, in bytes, for every dtype."""
 ROW_BYTES = 128
 """The size of K in one stage of wgmma, in bytes: one row of the 128-byte swizzle."""
-STAGES = 4
-RESTART = 8
+WGMMA_STAGES = 4
+RESTART_PASSES = 8
 """The accumulators restart at zero after this many passes over the operands."""
 
 
@@ -128,7 +128,7 @@ class WgmmaLaunch(NamedTuple):
 
 
 class MmaShape(NamedTuple):
-    """A launch shape: threads per CTA, CTAs per SM, and a warp's tiles of 16 rows, tiles of 8 columns, and K steps."""
+    """A launch shape: threads per CTA, CTAs per SM; for a warp, tiles of 16 rows, tiles of 8 columns, and K steps."""
 
     threads: int
     blocks_per_sm: int
@@ -157,20 +157,20 @@ def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """Returns the dtypes of mma.sync on `sm`.  Only 8.9 and 12.0 or later have fp8; 9.0 and 10.0 convert it to fp16."""
+    """Returns the dtypes of mma.sync on `sm`.  Only 8.9 and 12.0 or later have fp8; 9.0 and 10.0 use fp16 instead."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
 def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkernel:
-    """Returns the wgmma microkernel for a dtype and launch shape.  All thread blocks compute the same product."""
+    """Returns the wgmma microkernel for a dtype and launch shape.  All thread blocks do the same multiplication."""
     m = 64 * shape.warpgroups
-    macros = {**shape._asdict(), "stages": STAGES, "restart": RESTART}
-    a, b = operands(dtype, m, shape.n, STAGES * ROW_BYTES, card.device)
+    macros = {**shape._asdict(), "stages": WGMMA_STAGES, "restart": RESTART_PASSES}
+    a, b = operands(dtype, m, shape.n, WGMMA_STAGES * ROW_BYTES, card.device)
 
     def expected(passes: int) -> torch.Tensor:
-        since_restart = (passes - 1) % RESTART + 1
+        passes_since_restart = (passes - 1) % RESTART_PASSES + 1
         # A warp holds 16 rows of the product.
-        return since_restart * per_thread((a.double() @ b.double().T).reshape(-1, 16, shape.n)).flatten()
+        return passes_since_restart * per_thread((a.double() @ b.double().T).reshape(-1, 16, shape.n)).flatten()
 
     return summing(
         compiled(load, "wgmma.cu", "wgmma_products", macros, _wgmma_macro(dtype, shape.n)),
@@ -182,7 +182,7 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkerne
         config=shape._asdict(),
         work=2.0 * card.sms * m * shape.n * a.shape[1],
         dtype=dtype,
-        shared_bytes=STAGES * ROW_BYTES * (shape.n + m),
+        shared_bytes=WGMMA_STAGES * ROW_BYTES * (shape.n + m),
     )
 
 
@@ -193,41 +193,43 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
     def expected(restarts: int) -> torch.Tensor:
         sums = per_thread((a.double() @ b.double().T).reshape(shape.m_tiles, 16, n)).sum(0)
-        return RESTART * sums.repeat(shape.threads // 32)
+        return RESTART_PASSES * sums.repeat(shape.threads // 32)
 
     return summing(
-        compiled(load, "mma_sync.cu", "mma_registers", {**shape._asdict(), "restart": RESTART}, _mma_macro(dtype)),
+        compiled(
+            load, "mma_sync.cu", "mma_registers", {**shape._asdict(), "restart": RESTART_PASSES}, _mma_macro(dtype)
+        ),
         [a, b],
         torch.zeros(blocks, shape.threads, device=card.device),
         expected,
         DTYPES[dtype].tolerance,
         limit=f"{dtype} mma.sync",
         config=shape._asdict(),
-        work=2.0 * blocks * shape.threads // 32 * m * n * a.shape[1] * RESTART,
+        work=2.0 * blocks * shape.threads // 32 * m * n * a.shape[1] * RESTART_PASSES,
         dtype=dtype,
     )
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """Returns the C macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d` has `n / 2` floats."""
-    kind, d = DTYPES[dtype], n // 2
+    """Returns the C macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d`: `n / 2` floats per thread."""
+    operand, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
-    transposed = ", 0, 0" if kind.values.itemsize == 2 else ""
+    transpose_flags = ", 0, 0" if operand.values.itemsize == 2 else ""
     instruction = (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // kind.values.itemsize}.f32.{kind.ptx}.{kind.ptx} "
-        f"{_numbers(0, d)}, %{d}, %{d + 1}, adds, 1, 1{transposed};"
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // operand.values.itemsize}.f32.{operand.ptx}.{operand.ptx} "
+        f"{_numbers(0, d)}, %{d}, %{d + 1}, adds, 1, 1{transpose_flags};"
     )
-    text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %{d + 2}, 0;\\n\\t{instruction}\\n\\t}}"
-    return _macro("WGMMA(d, a, b, add)", text, d, '"l"(a), "l"(b), "r"(add)')
+    ptx_text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %{d + 2}, 0;\\n\\t{instruction}\\n\\t}}"
+    return _macro("WGMMA(d, a, b, add)", ptx_text, d, '"l"(a), "l"(b), "r"(add)')
 
 
 def _mma_macro(dtype: str) -> str:
-    """Returns the C macro `MMA`: `d += a * b`.  `d` has 4 floats, `a` has 4 registers, `b` has 2 registers."""
-    kind = DTYPES[dtype]
-    name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.values.itemsize}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
-    text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
-    return _macro("MMA(d, a, b)", text, 4, f"{_values('a', 4)}, {_values('b', 2)}")
+    """Returns the C macro `MMA`: `d += a * b`.  Per thread: 4 floats of `d`, 4 registers of `a`, 2 registers of `b`."""
+    operand = DTYPES[dtype]
+    name = f"mma.sync.aligned.m16n8k{STEP_BYTES // operand.values.itemsize}.row.col.f32.{operand.ptx}.{operand.ptx}.f32"
+    ptx_text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
+    return _macro("MMA(d, a, b)", ptx_text, 4, f"{_values('a', 4)}, {_values('b', 2)}")
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
@@ -246,19 +248,19 @@ def _values(name: str, count: int, constraint: str = "r") -> str:
 def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns normal random matrices `a: [m, K]` and `b: [n, K]`, exact in `dtype`.  A row has `k_bytes` bytes."""
     generator = torch.Generator(device).manual_seed(0)
-    kind = DTYPES[dtype].values
-    values = (torch.randn(rows, k_bytes // kind.itemsize, generator=generator, device=device) for rows in (m, n))
+    operand = DTYPES[dtype].values
+    values = (torch.randn(rows, k_bytes // operand.itemsize, generator=generator, device=device) for rows in (m, n))
     if dtype == "tf32":  # keeps 10 bits of mantissa: tensor cores ignore the other 13
         values = ((value.view(torch.int32) & ~0x1FFF).view(torch.float32) for value in values)
-    a, b = (value.to(kind) for value in values)
+    a, b = (value.to(operand) for value in values)
     return a, b
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
     """Sums, for each of a warp's 32 threads, the elements of a 16 x n tile that the thread accumulates.
 
-    Thread t holds rows `t / 4` and `t / 4 + 8`, and in every 8 columns the columns `2 * (t % 4)` and `2 * (t % 4) + 1`
-    (PTX ISA, "Register Fragments" of wgmma and mma.m16n8).  Maps `[..., 16, n]` to `[..., 32]`; 8 divides n."""
-    *outer, _, n = product.shape
-    tiles = product.reshape(*outer, 2, 8, n // 8, 4, 2)
-    return tiles.sum(dim=(-5, -3, -1)).reshape(*outer, 32)
+    Thread t holds rows `t / 4` and `t / 4 + 8`.  Of every 8 columns it holds `2 * (t % 4)` and `2 * (t % 4) + 1` (PTX
+    ISA, "Register Fragments" of wgmma and mma.m16n8).  Maps `[..., 16, n]` to `[..., 32]`; 8 divides n."""
+    *outer_dims, _, n = product.shape
+    tiles = product.reshape(*outer_dims, 2, 8, n // 8, 4, 2)
+    return tiles.sum(dim=(-5, -3, -1)).reshape(*outer_dims, 32)

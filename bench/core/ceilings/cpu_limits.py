@@ -1,4 +1,4 @@
-"""Measures a CPU's peak rates with torch's threads: bytes/s by kind of access, FLOP/s of matrix products by dtype."""
+"""Measures a CPU's peak rates with torch's threads: bytes/s for each kind of access, matrix FLOP/s for each dtype."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ GEMM_SIZES = (128, 256, 512, 1024, 2048)
 def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     """Returns a record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
 
-    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate is not counted, as in STREAM), a plain read and a
-    plain write, over arrays of at least 4x the last-level cache.  Caches get no rate: virtual machines share them.
-    Matrix rates: the best `torch.mm` or packed oneDNN product per dtype.  A 16-bit dtype has at least the rate of fp32,
-    because torch may compute its product in fp32.  Vector rate: the fp32 matrix rate, because a CPU computes fp32
-    products on its vector units, and no other torch call uses these units as much.  Special functions are not measured
-    and set no bound.  If other processes run, the rates are NOISY, because they are too low (a tenth in one case)."""
+    Bandwidth is STREAM's copy and triad (McCalpin, 1995), a plain read and a plain write.  As in STREAM, write-allocate
+    is not counted.  The arrays have at least 4x the size of the last-level cache.  Caches get no rate, because virtual
+    machines share them.  A dtype's matrix rate is the best of `torch.mm` and packed oneDNN.  A 16-bit dtype has at
+    least the rate of fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate, because a CPU
+    multiplies fp32 matrices on its vector units, and no other torch call uses them as much.  Special functions are not
+    measured and set no bound.  If other processes run, the rates are too low (a tenth in one case) and NOISY."""
     start_times = run_times()
-    access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
-    share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
-    rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
+    access_rates = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
+    dtype_budget_s = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
+    rate_by_dtype = {dtype_name: measure_gemm(dtype, dtype_budget_s) for dtype, dtype_name in DTYPE_NAMES.items()}
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
-    matrix = {f"{name} matrix": (name, max(rate, rates["fp32"])) for name, rate in rates.items()}
+    matrix_limits = {f"{name} matrix": (name, max(rate, rate_by_dtype["fp32"])) for name, rate in rate_by_dtype.items()}
     noise = why_noisy((), waiting_since(start_times))
-    fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
-    fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
-    fields |= {"status": "NOISY" if noise else "OK", "reason": noise}
-    records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **fields) for name, rate in access.items()]
-    for limit, (dtype, rate) in {**matrix, "fp32 vector": ("fp32", rates["fp32"])}.items():
-        records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields))
+    base_fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
+    base_fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
+    base_fields |= {"status": "NOISY" if noise else "OK", "reason": noise}
+    records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **base_fields) for name, rate in access_rates.items()]
+    for limit, (dtype, rate) in {**matrix_limits, "fp32 vector": ("fp32", rate_by_dtype["fp32"])}.items():
+        records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **base_fields))
     return records
 
 
@@ -59,29 +59,29 @@ def measure_bandwidth(budget_s: float) -> dict[str, float]:
         "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
     }
     return {
-        access: arrays * 4 * a.numel() / _fastest_s(run, budget_s / len(accesses))
-        for access, (arrays, run) in accesses.items()
+        access: array_count * 4 * a.numel() / _fastest_s(access_call, budget_s / len(accesses))
+        for access, (array_count, access_call) in accesses.items()
     }
 
 
 def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
-    """Returns the best FLOP/s of square products of `dtype` in about `budget_s` seconds, over all `GEMM_SIZES`."""
+    """Returns the best FLOP/s of square matrix products of `dtype` in about `budget_s` seconds, over `GEMM_SIZES`."""
     deadline = time.perf_counter() + budget_s
-    best = 0.0
-    slow: set[str] = set()
+    best_rate = 0.0
+    slow_forms: set[str] = set()
     for size in GEMM_SIZES:
-        for form, run in product_forms(dtype, size):
+        for form, multiply in product_forms(dtype, size):
             # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
-            if form in slow:
+            if form in slow_forms:
                 continue
             remaining_s = deadline - time.perf_counter()
-            if best and (remaining_s <= 0 or 2 * size**3 / best > remaining_s):
-                return best
-            rate = 2 * size**3 / _fastest_s(run, max(remaining_s, 0) / 8)
-            if rate < best / 4:
-                slow.add(form)
-            best = max(best, rate)
-    return best
+            if best_rate and (remaining_s <= 0 or 2 * size**3 / best_rate > remaining_s):
+                return best_rate
+            rate = 2 * size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
+            if rate < best_rate / 4:
+                slow_forms.add(form)
+            best_rate = max(best_rate, rate)
+    return best_rate
 
 
 def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -95,20 +95,20 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
+        packed_weight = torch.ops.mkldnn._reorder_linear_weight(b, size)
     except RuntimeError:
         return  # oneDNN has no packed form of this dtype on this CPU
-    yield "packed", lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
+    yield "packed", lambda: torch.ops.mkldnn._linear_pointwise(a, packed_weight, None, "none", [], "")
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
     """Returns the fastest of at least two calls in seconds.  The first call also touches memory and packs operands."""
     deadline = time.perf_counter() + budget_s
-    fastest = float("inf")
-    calls = 0
-    while calls < 2 or time.perf_counter() < deadline:
+    fastest_s = float("inf")
+    call_count = 0
+    while call_count < 2 or time.perf_counter() < deadline:
         start = time.perf_counter()
         run()
-        fastest = min(fastest, time.perf_counter() - start)
-        calls += 1
-    return fastest
+        fastest_s = min(fastest_s, time.perf_counter() - start)
+        call_count += 1
+    return fastest_s

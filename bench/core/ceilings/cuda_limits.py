@@ -1,6 +1,6 @@
 """Measures the peak rates of a GPU with microkernels, and makes a record for each launch shape.
 
-Several launch shapes measure each limit, and their timings are interleaved.  The fastest one sets the limit; all
+Several launch shapes measure each limit, and their timings are interleaved.  The fastest shape sets the limit; all
 records are kept.  A reading is valid only if four conditions hold: the kernel's results are right, half the work takes
 about half the time, the rate is below the card's limit at its highest clock, and the card was not throttled.
 """
@@ -28,17 +28,17 @@ from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
-TARGET_S = 2e-3
+TARGET_LAUNCH_S = 2e-3
 """Target duration of a launch.  The launch overhead is a thousandth of this duration."""
 PROBE_S = 0.02
-LARGEST_STEP = 64
+MAX_GROWTH = 64
 """A probe's repeats grow at most by this factor in one step, because the first reading is on a cold device."""
 HALF_TIME_RANGE = (0.4, 0.6)
 """The allowed share of the time for half of the work.  Otherwise the kernel did not do the assumed work."""
 GROUPS_OF_HOPPER = 18
 """The number of limits of a Hopper GPU.  The budget is divided by this number; a card with fewer limits takes less."""
-MAKERS = (streams, vector, wgmma, mma_sync)
-Time = Callable[..., dict[str, Samples]]
+KERNEL_MAKERS = (streams, vector, wgmma, mma_sync)
+TimeFunction = Callable[..., dict[str, Samples]]
 """The type of `timing.time_functions` with a fixed device."""
 
 
@@ -63,20 +63,20 @@ def measure_cuda(device: torch.device, environment: Environment, budget_s: float
     """Returns a record for each launch shape.  Takes about `budget_s` seconds; compilation and checks come on top.
 
     Raises `ValueError` if CuPy is not installed."""
-    fields: dict[str, Any] = environment.record_fields()
-    fields["environment"] |= {"microkernels": microkernels_hash()}
-    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **fields)
-    time: Time = partial(time_functions, device=device, min_samples=3)
+    record_fields: dict[str, Any] = environment.record_fields()
+    record_fields["environment"] |= {"microkernels": microkernels_hash()}
+    blank_record = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **record_fields)
+    time_kernels: TimeFunction = partial(time_functions, device=device, min_samples=3)
     share_s = budget_s / GROUPS_OF_HOPPER
     card = card_of(device)
     records: list[Record] = []
-    for maker in MAKERS:
+    for kernel_maker in KERNEL_MAKERS:
         try:
-            for kernels in maker(card, _cuda.load):
-                records += _shapes(kernels, blank, time, share_s)
+            for kernels in kernel_maker(card, _cuda.load):
+                records += _shapes(kernels, blank_record, time_kernels, share_s)
         except RuntimeError as error:  # the memory is too small, or the device is lost
-            records.append(_failed(replace(blank, kernel=maker.__name__), error))
-    return [*records, _floor(blank, time, share_s)]
+            records.append(_failed(replace(blank_record, kernel=kernel_maker.__name__), error))
+    return [*records, _floor(blank_record, time_kernels, share_s)]
 
 
 def compile_microkernels() -> int:
@@ -89,15 +89,15 @@ def compile_microkernels() -> int:
         sources.add((source, options))
         return lambda *arguments, **named: None
 
-    for maker in MAKERS:
-        list(maker(Card(torch.device("cpu"), 90, 1, 2**20), load))
+    for kernel_maker in KERNEL_MAKERS:
+        list(kernel_maker(Card(torch.device("cpu"), 90, 1, 2**20), load))
     empty(load)
     for source, options in sources:
         _cuda.compile_cubin(source, options=options)
     return len(sources)
 
 
-KINDS = {
+LIMIT_KINDS = {
     "hbm_": ("B/s", "hbm_bytes_per_s"),
     "memory ": ("B/s", "hbm_bytes_per_s"),
     "l2_": ("B/s", "l2_bytes_per_s"),
@@ -109,8 +109,10 @@ KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns the unit of a limit, and the name of its field in `Ceilings`, for limits without a dtype."""
-    return next((kind for start, kind in KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s"))
+    """Returns the unit of a limit, and its field in `Ceilings`.  A limit with a dtype has no field of its own."""
+    return next(
+        (kind for start, kind in LIMIT_KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s")
+    )
 
 
 def value_in(ceilings: Ceilings, record: Record) -> float | None:
@@ -127,7 +129,7 @@ def _failed(record: Record, error: Exception) -> Record:
 
 
 def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
-    """Returns a record of a launch shape without times: its status, and the SM clock of the last launch."""
+    """Checks the results of a microkernel.  Returns a record with the status and the last launch's SM clock."""
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
@@ -139,7 +141,7 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
     return replace(record, metrics={} if clock_hz is None else {"sm_clock_hz": clock_hz})
 
 
-def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: float) -> list[Record]:
+def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, share_s: float) -> list[Record]:
     """Measures all launch shapes of one limit.  Correct kernels are timed together, with full and with half work."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
@@ -165,20 +167,20 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: 
     ]
 
 
-def _repeats(kernels: list[Microkernel], time: Time) -> list[int]:
-    """Returns an even number of repeats per kernel, for launches of about `TARGET_S`.  Times only the first kernel."""
-    first = kernels[0]
-    if first.fixed_repeats is not None:
+def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
+    """Returns an even number of repeats per kernel, for launches of about `TARGET_LAUNCH_S`.  Times the first only."""
+    first_kernel = kernels[0]
+    if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
     repeats = 2
     while True:
-        probe = {"probe": partial(first.launch, repeats)}
-        seconds = time(probe, budget_s=PROBE_S, cold=False)["probe"].median_s
-        if seconds >= TARGET_S / 2:
+        probe_calls = {"probe": partial(first_kernel.launch, repeats)}
+        launch_s = time(probe_calls, budget_s=PROBE_S, cold=False)["probe"].median_s
+        if launch_s >= TARGET_LAUNCH_S / 2:
             break
-        grow = min(LARGEST_STEP, max(2.0, TARGET_S / seconds)) if seconds > 0 else LARGEST_STEP
-        repeats = 2 * round(repeats * grow / 2)
-    work = repeats * first.work
+        growth = min(MAX_GROWTH, max(2.0, TARGET_LAUNCH_S / launch_s)) if launch_s > 0 else MAX_GROWTH
+        repeats = 2 * round(repeats * growth / 2)
+    work = repeats * first_kernel.work
     return [max(2, 2 * round(work / kernel.work / 2)) for kernel in kernels]
 
 
@@ -187,22 +189,22 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     if record.status != "OK":
         return replace(record, clocks=None)
     work, throttled = repeats * kernel.work, (blank.clocks or {}).get("throttled")
-    share = half.median_s / whole.median_s if whole.median_s else 0.0
+    half_share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
-    sheet = identify(gpu["name"]) if gpu else None
-    max_rate = value_in(sheet.ceilings(sheet.max_clock_hz), record) if sheet else None
+    data_sheet = identify(gpu["name"]) if gpu else None
+    max_rate = value_in(data_sheet.ceilings(data_sheet.max_clock_hz), record) if data_sheet else None
     reason = whole.fault
     if not reason and throttled:
         reason = f"the card was throttled ({', '.join(throttled)})"
-    elif not reason and not HALF_TIME_RANGE[0] <= share <= HALF_TIME_RANGE[1]:
-        reason = f"half of the work took {share:.0%} of the time; likely cause: a compiler left work out"
+    elif not reason and not HALF_TIME_RANGE[0] <= half_share <= HALF_TIME_RANGE[1]:
+        reason = f"half of the work took {half_share:.0%} of the time; likely cause: a compiler left work out"
     elif not reason and max_rate is not None and work / whole.median_s > MAX_EXCESS * max_rate:
         reason = f"{work / whole.median_s / max_rate:.2f} times what the card can do at its highest clock"
     return _timed(record, whole, work, reason)
 
 
-def _floor(blank: Record, time: Time, share_s: float) -> Record:
-    """Measures an empty kernel, and returns the record of its time."""
+def _floor(blank: Record, time: TimeFunction, share_s: float) -> Record:
+    """Measures the shortest launch, that of an empty kernel, and returns the record of its time."""
     record = replace(blank, kernel="launch events", config={})
     try:
         samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
@@ -212,20 +214,20 @@ def _floor(blank: Record, time: Time, share_s: float) -> Record:
 
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
-    """Adds the samples of launches with this `work` to the record.  A `reason` makes it INVALID, without a rate."""
-    unit, _ = kind_of(str(record.kernel))
+    """Adds to the record the samples of launches with this amount of `work`.  A `reason` makes the record INVALID."""
+    limit_unit, _ = kind_of(str(record.kernel))
     rate = None if reason else work / samples.median_s
     timed_record = with_reading(record, samples, record.clocks)
     metrics = {**record.metrics, **timed_record.metrics, "work": work}
-    if rate is not None and unit == "s":
+    if rate is not None and limit_unit == "s":
         metrics["launch_floor_s"] = min(samples.seconds)
-    if rate is not None and unit == "op/s":
+    if rate is not None and limit_unit == "op/s":
         metrics["ops_per_s"] = rate
     return replace(
         timed_record,
         status="INVALID" if reason else "OK",
         reason=reason,
-        flops_per_s=rate if unit == "FLOP/s" else None,
-        bytes_per_s=rate if unit == "B/s" else None,
+        flops_per_s=rate if limit_unit == "FLOP/s" else None,
+        bytes_per_s=rate if limit_unit == "B/s" else None,
         metrics=metrics,
     )

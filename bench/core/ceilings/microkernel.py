@@ -59,8 +59,8 @@ class Microkernel:
 
 def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
     """Compiles the kernel `name` from `common.cu`, `prelude` and `file`.  The keys of `macros` are in lower case."""
-    text = f"{(SOURCE_FOLDER / 'common.cu').read_text()}\n{prelude}\n{(SOURCE_FOLDER / file).read_text()}"
-    return load(text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
+    source_text = f"{(SOURCE_FOLDER / 'common.cu').read_text()}\n{prelude}\n{(SOURCE_FOLDER / file).read_text()}"
+    return load(source_text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 
 
 def summing(
@@ -79,9 +79,9 @@ def summing(
 ) -> Microkernel:
     """Makes a microkernel from a kernel that stores one sum per thread, and checks these sums.
 
-    The arguments of the kernel are, in this order, `inputs`, `sums`, the clocks, and `scalars(repeats)`.  `sums` has
-    shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in fp64; its shape broadcasts to
-    the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
+    The arguments of the kernel are, in this order, `inputs`, `sums`, an array for clock readings, and
+    `scalars(repeats)`. `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in
+    fp64; its shape broadcasts to the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
     blocks, threads = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
     clocks = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
@@ -92,15 +92,15 @@ def summing(
     def wrong(repeats: int) -> str:
         sums.fill_(float("nan"))
         launch(repeats)
-        log: str = getattr(kernel, "log", "")
-        if "serialized" in log:  # ptxas did it: each wgmma then waits for the previous one
-            return f"the compiler serialized its wgmma instructions: {log}"
+        compiler_log: str = getattr(kernel, "log", "")
+        if "serialized" in compiler_log:  # ptxas did it: each wgmma then waits for the previous one
+            return f"the compiler serialized its wgmma instructions: {compiler_log}"
         return disagreement(sums, expected(repeats), tolerance)
 
     def clock_hz() -> float | None:
-        counts = clocks.cpu().numpy().astype(np.float64)
-        ran = counts[counts[:, 1] > 0]
-        return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
+        clock_counts = clocks.cpu().numpy().astype(np.float64)
+        valid_counts = clock_counts[clock_counts[:, 1] > 0]
+        return float(np.median(valid_counts[:, 0] / valid_counts[:, 1]) * 1e9) if len(valid_counts) else None
 
     return Microkernel(limit, config, work, launch, wrong, clock_hz, dtype)
 

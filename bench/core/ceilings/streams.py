@@ -20,10 +20,10 @@ smaller factor this share would grow, and a write would seem faster than HBM by 
 L2_SHARE = 4
 """The L2 size divided by the working set in L2.  If L2 has two halves, each half may hold a copy of the same data."""
 HBM_PASSES = 2
-SCALE = 3.0
-SLICE = 2**26
+TRIAD_SCALE = 3.0
+CHECK_SLICE = 2**26
 """The number of words that one step of a check compares."""
-POISON = -1
+POISON_WORD = -1
 """An int32 value whose bits are NaN in fp32."""
 
 
@@ -37,7 +37,7 @@ class StreamShape(NamedTuple):
     """Whether each chunk has its own thread block; otherwise persistent thread blocks take many chunks."""
 
 
-SHAPES = (
+STREAM_SHAPES = (
     StreamShape(256, 8, 4),
     StreamShape(512, 4, 4),
     StreamShape(1024, 2, 2),
@@ -53,30 +53,30 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     """Yields the microkernels for HBM (read, write, copy, triad), and then those for L2."""
-    words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
+    word_count = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
     generator = torch.Generator(card.device).manual_seed(0)
     # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
-    random_arrays = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
+    random_arrays = (torch.randn(word_count, generator=generator, device=card.device) for _ in range(3))
     arrays = [array.view(torch.int32) for array in random_arrays]
     for access in ACCESSES:
-        shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
+        shapes = STREAM_SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
     for access, count in ACCESSES.items():
-        words = _whole_chunks(card.l2_bytes / L2_SHARE / count)
-        small = [array[:words] for array in arrays]
-        yield [_stream(card, load, access, shape, small) for shape in SHAPES]
+        word_count = _whole_chunks(card.l2_bytes / L2_SHARE / count)
+        l2_arrays = [array[:word_count] for array in arrays]
+        yield [_stream(card, load, access, shape, l2_arrays) for shape in STREAM_SHAPES]
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Returns the 4-byte words of the largest array of full chunks in `nbytes` bytes; the least is one chunk."""
-    chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
-    return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
+    """Returns the size, in 4-byte words, of the largest array of whole chunks in `nbytes` bytes; at least one chunk."""
+    chunk_count = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
+    return max(1, chunk_count) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
 
 def _stream(
     card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
 ) -> Microkernel:
-    """Returns the microkernel of one access kind and launch shape.  For HBM, each launch makes `passes` passes."""
+    """Returns the microkernel of an access kind and launch shape.  An HBM launch repeats the access `passes` times."""
     threads, blocks_per_sm, unroll, every_chunk = shape
     macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
     # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
@@ -85,25 +85,25 @@ def _stream(
     if access == "triad":  # as in its launch bounds
         blocks_per_sm = (blocks_per_sm + 1) // 2
     a, b, c = arrays
-    chunks, blocks = a.numel() // 4 // (threads * unroll), card.sms * blocks_per_sm
+    chunk_count, blocks = a.numel() // 4 // (threads * unroll), card.sms * blocks_per_sm
     sums = torch.zeros(blocks * threads, dtype=torch.int32, device=card.device)
-    arguments = {"read": (b, sums), "write": (a,), "copy": (a, b), "triad": (a, b, c, np.float32(SCALE))}[access]
+    arguments = {"read": (b, sums), "write": (a,), "copy": (a, b), "triad": (a, b, c, np.float32(TRIAD_SCALE))}[access]
 
     def launch(passes: int) -> None:
-        grid = chunks * passes if every_chunk else blocks
-        kernel((grid,), (threads,), *arguments, np.uint32(chunks), np.uint32(passes))
+        grid = chunk_count * passes if every_chunk else blocks
+        kernel((grid,), (threads,), *arguments, np.uint32(chunk_count), np.uint32(passes))
 
     def wrong(passes: int) -> str:
-        (sums if access == "read" else a).fill_(POISON)
+        (sums if access == "read" else a).fill_(POISON_WORD)
         launch(passes)
         if access == "read":
             total, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
             sum_matches = (total - passes * expected) % 2**32 == 0
             return "" if sum_matches else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
-        for start in range(0, a.numel(), SLICE):
-            differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
-            if len(differ):
-                return f"word {start + int(differ[0])} and {len(differ) - 1} more are not what was written there"
+        for start in range(0, a.numel(), CHECK_SLICE):
+            wrong_at = differs(access, start, *(array[start : start + CHECK_SLICE] for array in arrays)).nonzero()
+            if len(wrong_at):
+                return f"word {start + int(wrong_at[0])} and {len(wrong_at) - 1} more are not what was written there"
         return ""
 
     return Microkernel(
@@ -117,13 +117,13 @@ def _stream(
 
 
 def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Whether each word of `a` differs from what the access writes from `b` and `c`.  `start`: the first index."""
+    """Returns which words of `a` differ from the right result.  `start` is the index of the first word."""
     if access == "copy":
         return a != b
     if access == "triad":
         a, b, c = (words.view(torch.float32) for words in (a, b, c))
         # The kernel rounds once (fused multiply-add), this check twice.
-        return ~((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs()))
+        return ~((a - (b + TRIAD_SCALE * c)).abs() <= 1e-6 * (b.abs() + TRIAD_SCALE * c.abs()))
     words = torch.arange(start, start + len(a), device=a.device)
     values = (words // 4 * 2654435761 + words % 4) % 2**32
     return a != torch.where(values < 2**31, values, values - 2**32).to(torch.int32)

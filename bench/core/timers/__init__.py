@@ -1,9 +1,9 @@
 """Defines the base class of the timers, and detects whether a kernel replaced a function that the benchmark uses.
 
-Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
-call functions that are saved here at import, so a replaced function does not change a reading.  `tampered` names a
-replaced function, because a kernel that replaces functions cannot be trusted.  If a function was replaced before this
-file was imported, `tampered` detects this only for clocks.
+In public contests, some submitted kernels replaced `perf_counter` or an event's `elapsed_time`.  The timers call
+functions that this file saved at import, so a replaced function does not change a time.  `tampered` reports replaced
+functions, because a kernel that replaces functions cannot be trusted.  If a function was replaced before this import,
+`tampered` can detect it only for clocks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rooflab.bench.base.system_time import time as system
 from rooflab.bench.core.settings import check_flush
 from rooflab.reference import compare
 
-_library: Any = torch.nn.functional
+_torch_nn: Any = torch.nn.functional
 _cuda: Any = torch.cuda
 """`torch.cuda` without types, because torch does not annotate most of it."""
-_WATCHED: tuple[tuple[str, Any, str], ...] = (
+_WATCHED_FUNCTIONS: tuple[tuple[str, Any, str], ...] = (
     ("time", time, "perf_counter perf_counter_ns monotonic monotonic_ns time time_ns process_time"),
     ("torch", torch, "sum equal allclose isclose isnan isfinite where empty full randn"),
     ("torch.Tensor", torch.Tensor, "__le__ le abs double float clone copy_ fill_"),
@@ -38,54 +38,54 @@ _WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("torch.cuda.Stream", _cuda.Stream, "synchronize wait_event wait_stream record_event"),
     ("torch.cuda.CUDAGraph", _cuda.CUDAGraph, "capture_begin capture_end replay"),
     ("torch.autograd.profiler", torch.autograd.profiler, "profile record_function"),
-    ("torch.nn.functional", _library, " ".join(key for key in vars(_library) if callable(vars(_library)[key]))),
+    ("torch.nn.functional", _torch_nn, " ".join(key for key in vars(_torch_nn) if callable(vars(_torch_nn)[key]))),
     ("numpy", np, "median percentile quantile sort mean"),
     ("rooflab.reference.compare", compare, "elementwise"),
 )
 """Watched functions of timer, flush, comparison, and torch's library, whose times are compared with kernels' times."""
-_BOUND = {
+_SAVED_FUNCTIONS = {
     f"{place}.{name}": (owner, name, getattr(system if owner is time else owner, name))
-    for place, owner, names in _WATCHED
+    for place, owner, names in _WATCHED_FUNCTIONS
     for name in names.split()
     if hasattr(owner, name)  # a build of torch without CUDA lacks some
 }
-_TORCH = Path(torch.__file__).parent
+_TORCH_PATH = Path(torch.__file__).parent
 LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 """The C library, because Python code cannot replace its clocks; None if the system is not Linux."""
-APART_S = 2.0
+MAX_CLOCK_GAP_S = 2.0
 """If two clocks differ by more seconds, one was replaced; a process may wait for a core between the two readings."""
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Returns functions as they were at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
-    return [_BOUND[f"{place}.{name}"][2] for name in names.split()]
+    """Returns functions, saved at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
+    return [_SAVED_FUNCTIONS[f"{place}.{name}"][2] for name in names.split()]
 
 
 def tampered(threads: int | None = None) -> str | None:
     """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns
     None.
 
-    With `threads`, also reports a changed number of torch threads.  Undoes all changes, so that the next kernel is not
-    blamed for them."""
+    If `threads` is given, also reports that torch's number of threads is no longer `threads`.  Undoes all changes, so
+    that the next kernel is not blamed for them."""
     faults = []
     if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
         faults.append(f"the number of torch's threads changed from {threads} to {thread_count}")
-    for full, (owner, name, function) in _BOUND.items():
-        new = getattr(owner, name, None)
-        pythons_own = owner is time and isinstance(new, BuiltinFunctionType) and new.__name__ == name
-        code = getattr(new, "__code__", None)
-        foreign = owner is _cuda.Event and code is not None and _TORCH not in Path(code.co_filename).parents
-        if foreign or (new is not function and not pythons_own):
+    for full_name, (owner, name, function) in _SAVED_FUNCTIONS.items():
+        current = getattr(owner, name, None)
+        is_builtin = owner is time and isinstance(current, BuiltinFunctionType) and current.__name__ == name
+        code = getattr(current, "__code__", None)
+        is_foreign = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
+        if is_foreign or (current is not function and not is_builtin):
             setattr(owner, name, function)
             location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            faults.append(f"{full} was replaced{location}")
-    reading = (ctypes.c_long * 2)()
+            faults.append(f"{full_name} was replaced{location}")
+    clock_reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
-    for name, number in (("time", 0), ("perf_counter", 1)) if LIBC else ():
-        LIBC.clock_gettime(number, reading)
-        if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
-            faults.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
+    for name, clock_id in (("time", 0), ("perf_counter", 1)) if LIBC else ():
+        LIBC.clock_gettime(clock_id, clock_reading)
+        if (clock_gap_s := abs(getattr(time, name)() - clock_reading[0] - 1e-9 * clock_reading[1])) > MAX_CLOCK_GAP_S:
+            faults.append(f"time.{name} was replaced: it is {clock_gap_s:.0f} s from the system's clock")
     return "; ".join(faults) or None
 
 
@@ -97,7 +97,7 @@ ROUNDING_S = 1e-9
 
 
 class Timer(ABC):
-    """Takes the readings on one kind of device.  `timing.time_functions` decides what is read, and in which order."""
+    """Measures times on one kind of device.  `timing.time_functions` decides which functions are timed, and when."""
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
@@ -111,9 +111,9 @@ class Timer(ABC):
         function()
 
     def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
-        """Returns the context in which samples are taken, after the warm-up.
+        """Returns the context manager in which samples are taken, after the warm-up.
 
-        The context yields a function that returns `wait_time / run_time` of the process's threads since the start of
+        It yields a function.  The function returns `wait_time / run_time` of the process's threads since the start of
         the context.  `wait_time` is the time that threads waited for a processor.  The function returns None on a GPU,
         or if the system does not report these times."""
         return nullcontext(lambda: None)
@@ -123,7 +123,7 @@ class Timer(ABC):
         """Returns the timer's resolution in seconds."""
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """Returns the seconds per call of an empty kernel, timed with `calls` calls per sample, or None on a CPU."""
+        """Returns the seconds per call of an empty kernel, with `calls` calls per sample.  Returns None on a CPU."""
         return None
 
     @abstractmethod
@@ -132,17 +132,17 @@ class Timer(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """Returns the smallest difference between two readings, apart from rounding, or None if all readings are equal."""
-    distinct = sorted(set(readings))
-    differences = (b - a for a, b in itertools.pairwise(distinct))
+    """Returns a clock's step: the smallest difference of readings that is not rounding (None if all are equal)."""
+    distinct_readings = sorted(set(readings))
+    differences = (b - a for a, b in itertools.pairwise(distinct_readings))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)
 
 
 class Flush:
     """Empties a cache of `cache_bytes` on `device` when called.  If `cache_bytes` is 0, a call does nothing.
 
-    A flush reads a buffer.  On a device where this does not empty the cache, a flush writes the buffer; the script
-    `results/targets/flush.py` tests this.  Raises `ValueError` if `by` is neither `read` nor `write`.
+    A call reads a buffer, or writes it if `by` is `write`.  Writing is for devices on which reading does not empty the
+    cache; the script `results/targets/flush.py` tests this.  Raises `ValueError` if `by` is neither `read` nor `write`.
     """
 
     def __init__(self, device: torch.device | str, cache_bytes: int, by: str = "read"):
@@ -158,9 +158,9 @@ class Flush:
         if not self.buffer.numel():
             return
         if self._by == "read":
-            _sum(self.buffer, dim=0, out=self.sink)
+            _torch_sum(self.buffer, dim=0, out=self.sink)
         else:
-            _fill(self.buffer, 1.0)
+            _torch_fill(self.buffer, 1.0)
 
 
-(_sum,), (_fill,) = bound("torch", "sum"), bound("torch.Tensor", "fill_")
+(_torch_sum,), (_torch_fill,) = bound("torch", "sum"), bound("torch.Tensor", "fill_")

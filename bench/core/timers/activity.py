@@ -1,4 +1,4 @@
-"""Observes one call on a GPU: its peak memory, and the device kernels that ran, with their code (by CUPTI)."""
+"""Measures one call on a GPU: its peak memory, its device kernels (from CUPTI), and a hash of the kernels' code."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
-    """Calls `call` twice.  Returns the peak memory of the first call and the device work of the second call.
+    """Calls `call` twice.  Returns the peak memory of the first call and the device kernels of the second, with a hash.
 
-    The first call may compile and tune.  The peak is that of torch's allocator.  The bytes of the result are
-    subtracted, because the result is alive until the peak is read.  If CUPTI records nothing, or if another profiler
-    runs, there are no kernels and no hash.  Raises whatever `call` raises."""
+    The first call may compile and tune.  The peak is that of torch's allocator.  The bytes of the call's result are
+    subtracted, because the result is still alive when the peak is read.  If CUPTI records nothing, or if another
+    profiler runs, there are no kernels and no hash.  Raises whatever `call` raises."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
         bytes_before = _cuda.memory_allocated(cuda.device)
         result = call()
         cuda.synchronize()
-        peak, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
+        peak_bytes, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del result
-        with launched_code() as launched, profiled() as recording:
+        with launched_code() as launch_hashes, profiled() as recording:
             call()
             cuda.synchronize()
     kernels = kernels_in(_events(recording)) if recording else []
     return {
-        "peak_memory_bytes": float(max(0, peak - max(bytes_after, bytes_before))),
+        "peak_memory_bytes": float(max(0, peak_bytes - max(bytes_after, bytes_before))),
         "device_kernels": tuple(kernel.name for kernel in kernels),
-        "activity_hash": activity_hash(kernels, launched),
+        "activity_hash": activity_hash(kernels, launch_hashes),
     }
 
 
@@ -98,9 +98,9 @@ def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
 
 def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
     """Returns the device's kernels, copies and fills in a trace, in the order of their start times."""
-    work = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
+    device_events = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
     kernels = []
-    for event in sorted(work, key=lambda event: event["ts"]):
+    for event in sorted(device_events, key=lambda event: event["ts"]):
         args = event["args"]
         grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
         sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
@@ -111,45 +111,45 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
     """Returns a hash of the device kernels, or None if there are no kernels.  `launched` comes from `launched_code`.
 
-    The hash has a kernel's code only if `launched` has every launch of this kernel.  Otherwise it has only the name."""
+    The hash covers the kernels' names and sizes.  It covers a kernel's code if `launched` has all its launches."""
     if not kernels:
         return None
-    runs = Counter(kernel.name for kernel in kernels)
-    codes: defaultdict[str, list[str]] = defaultdict(list)
-    for name, code in launched:
-        codes[name].append(code)
-    code_map = {name: iter(hashes) for name, hashes in codes.items() if len(hashes) == runs[name]}
+    run_counts = Counter(kernel.name for kernel in kernels)
+    hashes_by_name: defaultdict[str, list[str]] = defaultdict(list)
+    for name, launch_hash in launched:
+        hashes_by_name[name].append(launch_hash)
+    hash_map = {name: iter(hashes) for name, hashes in hashes_by_name.items() if len(hashes) == run_counts[name]}
     rows = [
-        [kernel.name, next(code_map[kernel.name]) if kernel.name in code_map else "", *kernel[1:]] for kernel in kernels
+        [kernel.name, next(hash_map[kernel.name]) if kernel.name in hash_map else "", *kernel[1:]] for kernel in kernels
     ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
 @contextmanager
 def launched_code() -> Iterator[list[tuple[str, str]]]:
-    """Yields a list that records the name and the code hash of every Triton, Gluon and CUDA C++ launch, in order."""
-    launched: list[tuple[str, str]] = []
+    """Yields a list.  Each launch of Triton, Gluon or CUDA C++ inside `with` adds its kernel's name and code hash."""
+    launch_hashes: list[tuple[str, str]] = []
 
     def noting(
         owner: type, method: str, code_of: Callable[..., tuple[str, str] | None]
     ) -> AbstractContextManager[object]:
-        original = getattr(owner, method)
+        original_method = getattr(owner, method)
 
         def launch(self: object, *args: object, **kwargs: object) -> object:
-            result = original(self, *args, **kwargs)
-            launched.extend(filter(None, [code_of(self, result, kwargs)]))
+            result = original_method(self, *args, **kwargs)
+            launch_hashes.extend(filter(None, [code_of(self, result, kwargs)]))
             return result
 
         return patch.object(owner, method, launch)
 
-    triton = sys.modules.get("triton.runtime.jit")
-    cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
-    with ExitStack() as stack:
-        if triton is not None and not interpreting():
-            stack.enter_context(noting(triton.JITFunction, "run", _of_triton))
-        if cuda is not None:
-            stack.enter_context(noting(cuda.CudaKernel, "__call__", _of_cuda))
-        yield launched
+    triton_module = sys.modules.get("triton.runtime.jit")
+    cuda_module = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
+    with ExitStack() as exit_stack:
+        if triton_module is not None and not interpreting():
+            exit_stack.enter_context(noting(triton_module.JITFunction, "run", _of_triton))
+        if cuda_module is not None:
+            exit_stack.enter_context(noting(cuda_module.CudaKernel, "__call__", _of_cuda))
+        yield launch_hashes
 
 
 def _of_triton(

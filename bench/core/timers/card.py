@@ -1,4 +1,4 @@
-"""Reads the clocks of one GPU while it works, and whether it was throttled."""
+"""Reads the clocks of one GPU while the GPU works, and the reasons for a lowered clock."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ REASONS = {
     0x100: "display clocks",
 }
 """NVML's reasons for a clock below the highest clock (nvml.h, `nvmlClocksEventReason...`)."""
-THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
+INVALID = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
 power limit under a large matrix product.  This is normal: the summary names the cap, and the reading stays valid."""
-RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+RANGE_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 """The readings of NVML for which a summary has the minimum and the maximum."""
 
 
 class ClockWatch(ExitStack):
-    """Reads a GPU's clocks while the GPU works, inside `with`.
+    """Reads a GPU's clocks inside `with`, while the GPU works.
 
-    The device itself reads its SM clock (`sm_clock.DeviceClock`).  NVML adds power, temperature and the reasons for a
-    lower clock.  NVML is not called without `uuid`, or if NVML is missing."""
+    The SM clock is read on the device (`sm_clock.DeviceClock`).  NVML reports power, temperature and the reasons for a
+    lower clock.  NVML is not used without `uuid`, or if NVML is missing."""
 
     def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None, unread: str = ""):
         super().__init__()
@@ -62,16 +62,16 @@ class ClockWatch(ExitStack):
             self._device_clock.enqueue()
         if self._nvml is None:
             return
-        nvml, handle = self._nvml
+        nvml, gpu_handle = self._nvml
         self._readings.append(
             {
-                "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-                "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-                "power_w": power_w(nvml, handle),
-                "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-                "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+                "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", gpu_handle, nvml.NVML_CLOCK_SM),
+                "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", gpu_handle, nvml.NVML_CLOCK_MEM),
+                "power_w": power_w(nvml, gpu_handle),
+                "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", gpu_handle, nvml.NVML_TEMPERATURE_GPU),
+                "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu_handle),
                 "processes": [
-                    process.pid for process in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+                    process.pid for process in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", gpu_handle) or ()
                 ],
             }
         )
@@ -80,10 +80,10 @@ class ClockWatch(ExitStack):
         """Returns the readings as JSON values, or None if nothing was read.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
-        reasons that make a reading invalid.  If NVML did not answer, `throttled` is None and `throttle_unread` gives
-        the cause. `other_processes` counts the other processes on the GPU; None if NVML does not list this process, as
-        in some containers. `sm_clock_hz` and its range are the clock rates that the device read; `sm_clock_unread` says
-        why it read none."""
+        reasons that make a reading invalid; it is None if NVML gave no reasons, and `throttle_unread` says why.
+        `other_processes` counts the other processes on the GPU; it is None if NVML does not list this process, as in
+        some containers. `sm_clock_hz` and its range are clock rates that the device read; `sm_clock_unread` says why
+        there are none."""
         sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not sm_clocks:
             return self._unread or None
@@ -91,15 +91,15 @@ class ClockWatch(ExitStack):
         def read(name: str) -> list[Json]:
             return [reading[name] for reading in self._readings if reading[name] is not None]
 
-        bits = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
-        unread = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        flags = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
+        unread_cause = "NVML gave no reasons" if self._readings else "NVML was not asked"
         return {
             "readings": len(self._readings),
-            **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGES},
-            "throttle_reasons": bits,
-            "throttle_names": [name for bit, name in REASONS.items() if (bits or 0) & bit],
-            "throttled": None if bits is None else [name for bit, name in REASONS.items() if bits & bit & THROTTLED],
-            **({"throttle_unread": unread} if bits is None else {}),
+            **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGE_FIELDS},
+            "throttle_reasons": flags,
+            "throttle_names": [name for flag, name in REASONS.items() if (flags or 0) & flag],
+            "throttled": None if flags is None else [name for flag, name in REASONS.items() if flags & flag & INVALID],
+            **({"throttle_unread": unread_cause} if flags is None else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
             "sm_clock_hz": statistics.median(sm_clocks) if sm_clocks else None,
             "sm_clock_range_hz": [min(sm_clocks), max(sm_clocks)] if sm_clocks else None,
@@ -108,15 +108,15 @@ class ClockWatch(ExitStack):
 
 
 def others_among(pids: Collection[int]) -> int | None:
-    """Counts the processes in `pids` that do not belong to this program.  Returns None if `pids` lacks this process.
+    """Counts the processes in `pids` that are not part of this program.  Returns None if `pids` lacks this process.
 
-    This program is the oldest ancestor process that runs Python, with all its descendants."""
+    The program consists of this process's oldest ancestor that runs Python, and all descendants of that ancestor."""
     if os.getpid() not in pids:
         return None
-    first = psutil.Process()
-    while (parent := first.parent()) is not None and _runs_python(parent):
-        first = parent
-    return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
+    oldest_process = psutil.Process()
+    while (parent := oldest_process.parent()) is not None and _runs_python(parent):
+        oldest_process = parent
+    return len(set(pids) - {oldest_process.pid, *(child.pid for child in oldest_process.children(recursive=True))})
 
 
 def _runs_python(process: psutil.Process) -> bool:

@@ -1,7 +1,7 @@
 """Implements the timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
 If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
-that it already runs on, so two measuring processes do not choose one processor.  Only threads that share a core move.
+on which it already runs.  So two measuring processes choose different processors.  Only threads that share a core move.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.bench.core.environment import last_level_cache_bytes
 from rooflab.bench.core.timers import Call, Flush, Function, Timer
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
-_TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
+_TASKS, _CPUS_FOLDER = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The numbers of two settings of mallopt(3)."""
 _thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -32,7 +32,7 @@ _thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
 def pinned_threads() -> Iterator[str]:
     """Pins torch's threads.  Yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end each thread may again run on its earlier processors.  New threads get the caller's processors."""
+    At the end, each thread may run on its former processors again.  New threads get the processors of the caller."""
     old_affinities = _affinities()
     allowed_cpus = old_affinities.get(threading.get_native_id(), set())
     if reason := _pin(old_affinities, allowed_cpus):
@@ -56,8 +56,8 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
         return f"{len(threads)} of {count} were found"
     try:
         # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
-        stats = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
-        chosen_cpus = assign([int(stat[36]) for stat in stats], allowed, {cpu: _core(cpu) for cpu in allowed})
+        stat_rows = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
+        chosen_cpus = assign([int(fields[36]) for fields in stat_rows], allowed, {cpu: _core(cpu) for cpu in allowed})
         for thread, chosen_cpu in zip(threads, chosen_cpus, strict=True):
             os.sched_setaffinity(thread, {chosen_cpu})
     except OSError as error:
@@ -67,20 +67,20 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """Assigns a processor to each thread: its last processor, or a free one on an idle core if another thread has the
-    core. If no core is idle, the thread gets its last processor if it is free, else any free processor."""
-    cpu_map: dict[int, int] = {}
-    cores = [core_of.get(cpu) for cpu in last_cpus]
+    """Chooses a processor for each thread: its last one, or a free one on an idle core if another thread has its core.
+    If no core is idle, the thread gets its last processor if that is free, else any free processor."""
+    cpus: dict[int, int] = {}
+    thread_cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
-    for index in sorted(range(len(last_cpus)), key=lambda index: cores.index(cores[index]) != index):
-        free = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in cpu_map.values()]
-        busy_cores = {core_of[cpu] for cpu in cpu_map.values()}
-        cpu_map[index] = next((cpu for cpu in free if core_of[cpu] not in busy_cores), free[0])
-    return [cpu_map[index] for index in range(len(last_cpus))]
+    for index in sorted(range(len(last_cpus)), key=lambda index: thread_cores.index(thread_cores[index]) != index):
+        free_cpus = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in cpus.values()]
+        busy_cores = {core_of[cpu] for cpu in cpus.values()}
+        cpus[index] = next((cpu for cpu in free_cpus if core_of[cpu] not in busy_cores), free_cpus[0])
+    return [cpus[index] for index in range(len(last_cpus))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """Returns the calling thread, and the threads that were busy during a parallel op of the calling thread."""
+    """Returns the calling thread, and the threads that were busy during a parallel op of this thread."""
     key = caller, _ = threading.get_native_id(), count
     if key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[key]):
         return _thread_cache[key]
@@ -99,9 +99,9 @@ def _threads(count: int) -> tuple[int, ...]:
 
 
 def _core(cpu: int) -> object:
-    topology = _CPUS / f"cpu{cpu}" / "topology"
+    topology_folder = _CPUS_FOLDER / f"cpu{cpu}" / "topology"
     try:
-        return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+        return tuple((topology_folder / name).read_text().strip() for name in ("physical_package_id", "core_id"))
     except OSError:
         return cpu
 
@@ -116,7 +116,7 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Restores each thread's affinity.  A thread that was started in the meantime gets the processors `allowed`."""
+    """Restores each thread's former processors.  A thread that was started since then gets the processors `allowed`."""
     for thread, current_cpus in _affinities().items():
         affinity = before.get(thread, allowed)
         if current_cpus != affinity:
@@ -125,14 +125,14 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
 
 
 def keep_freed_memory() -> str:
-    """Makes the allocator keep freed memory for the rest of the process.  Returns a text for the method's name.
+    """Makes the allocator keep freed memory for the rest of the process.  Returns a text for the timing method's name.
 
-    glibc may give freed memory back to the system; then the next call has a page fault for each page.  Some processes
-    did this in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
-    limit, are still given back.  The text is empty if the allocator has no such setting."""
+    glibc may return freed memory to the system; then the next call has a page fault for each page.  Some processes did
+    this in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
+    limit, are still returned.  The text is empty if the allocator has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
-    accepted = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
-    return ", freed memory kept" if all(accepted) else ""
+    accepted_settings = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
+    return ", freed memory kept" if all(accepted_settings) else ""
 
 
 class CpuTimer(Timer):
@@ -159,9 +159,9 @@ class CpuTimer(Timer):
 
     @contextmanager
     def sampling(self) -> Iterator[Callable[[], float | None]]:
-        """Pins the threads after the warm-up, because threads that libraries start before must not inherit a pin."""
-        with pinned_threads() as note:
-            self._threads = f", {note}"
+        """Pins the threads only after the warm-up: threads that libraries start earlier must not inherit a pin."""
+        with pinned_threads() as pin_note:
+            self._threads = f", {pin_note}"
             yield partial(waiting_since, run_times())
 
     def step_s(self, readings: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """Implements the timer of a GPU, with CUDA events.
 
-A short kernel of a few microseconds ends before the host has launched the next kernel.  Then two events would measure
-the host.  So each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
+A kernel of a few microseconds ends before the host has launched the next kernel.  The time between two events would
+then be host time.  So each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Torch:
 
 MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
 """The shortest and the longest wait before a sample.  A function that needs more is assumed to wait for the device."""
-SAFETY = 2.0
+WAIT_FACTOR = 2.0
 """The wait divided by the longest host time of the last samples."""
-REMEMBERED = 8
+HOST_TIMES = 8
 """The host times of this many last samples set the wait.  After so many samples an outlier has no effect."""
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
 """Seconds of work after which the clock of an idle card has risen."""
 FLOOR_READINGS = 15
-GRID = tuple(1000 + 40 * turn for turn in range(64))
+WAIT_CYCLES = tuple(1000 + 40 * turn for turn in range(64))
 """Cycles of several waits.  The waits differ by more than the coarsest step of event times, so readings must differ."""
 COARSE_STEP_S = 1.024e-6
 """The step of event times that is assumed if all readings are equal: the coarsest published step of these cards."""
@@ -57,8 +57,8 @@ class CudaCalls:
 
     def use(self) -> AbstractContextManager[object]:
         """Makes this device the current CUDA device inside `with`."""
-        context: AbstractContextManager[object] = _cuda.device(self.device)
-        return context
+        device_context: AbstractContextManager[object] = _cuda.device(self.device)
+        return device_context
 
     def l2_bytes(self) -> int:
         return int(_cuda.get_device_properties(self.device).L2_cache_size)
@@ -86,7 +86,7 @@ class CudaCalls:
 
 
 class EventTimer(Timer):
-    """Times functions with pairs of CUDA events, behind a wait on the device.  The wait depends on the function."""
+    """Times functions with pairs of CUDA events.  Each sample is enqueued behind a wait on the device."""
 
     def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         self.cuda = cuda
@@ -101,24 +101,24 @@ class EventTimer(Timer):
             self._grid = self._read_grid()
 
     def _calibrate(self) -> float:
-        """Measures the SM clock in cycles per second, after some work, because an idle GPU has a low clock."""
-        rates: list[float] = []
-        worked_s = 0.0
-        while len(rates) < 3 or worked_s < WAKE_UP_S:
+        """Measures the SM clock in cycles per second.  Some work comes first, because an idle GPU has a low clock."""
+        clock_rates: list[float] = []
+        total_work_s = 0.0
+        while len(clock_rates) < 3 or total_work_s < WAKE_UP_S:
             start = self.cuda.event()
             self.cuda.sleep(CALIBRATION_CYCLES)
             end = self.cuda.event()
             self.cuda.synchronize()
-            took = self.cuda.seconds(start, end)
-            worked_s += took
-            rates.append(CALIBRATION_CYCLES / took)
-        return max(rates[-3:])
+            work_s = self.cuda.seconds(start, end)
+            total_work_s += work_s
+            clock_rates.append(CALIBRATION_CYCLES / work_s)
+        return max(clock_rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the resolution of event times, with waits of slowly increasing length."""
+        """Measures the step of event times, with waits of slowly increasing length."""
         event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
-        for cycles in GRID:
+        for cycles in WAIT_CYCLES:
             start = self.cuda.event()
             self.cuda.sleep(cycles)
             event_pairs.append((start, self.cuda.event()))
@@ -127,40 +127,40 @@ class EventTimer(Timer):
 
     def wait_s(self, name: str) -> float:
         """Returns the length in seconds of the next wait for the function `name`."""
-        return min(max(SAFETY * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
+        return min(max(WAIT_FACTOR * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
         """Enqueues a sample behind a wait.  Returns whether the wait was long enough, and the sample's two events.
 
-        If the function itself waits for the device, the sample gets no wait."""
+        If the timed function itself waits for the device, the sample has no wait before it."""
         name = call[0]
         if name in self.gaps:
             return True, self._sample(call)
         wait_s = self.wait_s(name)
         start_s = self.cuda.clock()
         self.cuda.sleep(int(wait_s * self.cycles_per_s))
-        released = self.cuda.event()
-        events = self._sample(call)
-        wait_ended = self.cuda.passed(released)
-        took = self.cuda.clock() - start_s
+        release_event = self.cuda.event()
+        event_pair = self._sample(call)
+        wait_ended = self.cuda.passed(release_event)
+        host_s = self.cuda.clock() - start_s
         # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
-        self._host.setdefault(name, deque(maxlen=REMEMBERED)).append(max(took, wait_s) if wait_ended else took)
+        self._host.setdefault(name, deque(maxlen=HOST_TIMES)).append(max(host_s, wait_s) if wait_ended else host_s)
         if wait_ended and wait_s >= MAX_BACKLOG_S:
             self.gaps.add(name)
-        return not wait_ended or name in self.gaps, events
+        return not wait_ended or name in self.gaps, event_pair
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         """Takes one sample of every function in `calls`, in order.  Repeats a sample if its wait was too short."""
         seconds_by_name: dict[str, float] = {}
-        pending = list(calls)
+        pending_calls = list(calls)
         with self.cuda.use():
-            while pending:
-                samples = {call[0]: self._enqueue(call) for call in pending}
+            while pending_calls:
+                samples = {call[0]: self._enqueue(call) for call in pending_calls}
                 if observe:
                     observe()
                 self.cuda.synchronize()
-                seconds_by_name |= {name: self.cuda.seconds(*events) for name, (_, events) in samples.items()}
-                pending = [call for call in pending if not samples[call[0]][0]]
+                seconds_by_name |= {name: self.cuda.seconds(*event_pair) for name, (_, event_pair) in samples.items()}
+                pending_calls = [call for call in pending_calls if not samples[call[0]][0]]
                 observe = None
         return {name: seconds_by_name[name] for name, _, _ in calls}
 
@@ -178,18 +178,18 @@ class EventTimer(Timer):
             self.cuda.synchronize()
 
     def step_s(self, readings: Sequence[float]) -> float:
-        """Returns the smallest difference between event times, in `readings` or at the start.  It varies by GPU."""
+        """Returns the smallest observed difference between event times, in seconds.  This step depends on the GPU."""
         steps = [step for step in (grid_of(readings), self._grid) if step is not None]
         return min(steps, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
-        """Returns the seconds per call of an empty kernel: the minimum of several samples with `calls` calls each."""
+        """Returns the seconds per call of an empty kernel: the minimum of several samples of `calls` calls."""
         if calls not in self._floors:
             name = f"an empty kernel, {calls} to a sample"
-            empty = (name, lambda: self.cuda.sleep(0), calls)
-            self._floors[calls] = min(self.round([empty])[name] for _ in range(FLOOR_READINGS)) / calls
+            empty_call = (name, lambda: self.cuda.sleep(0), calls)
+            self._floors[calls] = min(self.round([empty_call])[name] for _ in range(FLOOR_READINGS)) / calls
         return self._floors[calls]
 
     def method(self, name: str) -> str:
-        gaps = "included" if name in self.gaps else "hidden"
-        return f"cuda events, launch gaps {gaps}{self.flush.note}"
+        gap_text = "included" if name in self.gaps else "hidden"
+        return f"cuda events, launch gaps {gap_text}{self.flush.note}"

@@ -1,7 +1,7 @@
 """Reads a GPU's SM clock on the device: a kernel counts cycles and reads the nanosecond timer.
 
-NVML reports a sample from the past milliseconds.  This kernel reads the clock at one point in the stream.  Import this
-file only before a GPU is used, because it imports Triton, and Triton's interpreter mode cannot change afterwards.
+NVML reports a clock from the past milliseconds.  This kernel reads the clock at one point in the stream.  Import this
+file only to use a GPU, because it imports Triton.  After this import, Triton's interpreter mode cannot change.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
-SPAN_NS = 100_000
+READING_NS = 100_000
 """The duration of one reading.  It is long, because the nanosecond timer of some cards has steps of a microsecond."""
 MAX_READINGS = 4096
 """The largest number of readings.  Later readings are not taken."""
-LOAD_SIZE, LOAD_PRODUCTS = 4096, 100
+LOAD_MATRIX_SIZE, LOAD_MATMULS = 4096, 100
 """Size and number of the matrix products before a reading under load: 14 TFLOP, 20 ms on an H100."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
     # One asm block, so that nothing comes between the readings.  The first loop waits for the timer's next step.
-    cycles, elapsed = tl.inline_asm_elementwise(
+    cycles, elapsed_ns = tl.inline_asm_elementwise(
         asm="""
         {
             .reg .u64 started, now, first, last;
@@ -50,7 +50,7 @@ def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
         pack=1,
     )
     tl.store(out + tl.arange(0, 1), cycles)
-    tl.store(out + 1 + tl.arange(0, 1), elapsed)
+    tl.store(out + 1 + tl.arange(0, 1), elapsed_ns)
 
 
 class DeviceClock:
@@ -64,23 +64,23 @@ class DeviceClock:
         self._taken = 0
 
     def enqueue(self) -> None:
-        """Enqueues one reading of the SM clock on the current stream.  The reading takes `SPAN_NS` nanoseconds."""
+        """Enqueues one reading of the SM clock on the current stream.  The reading takes `READING_NS` nanoseconds."""
         if self._taken < MAX_READINGS:
             with torch.cuda.device(self._counts.device):
-                _count_cycles[(1,)](self._counts[self._taken], SPAN=SPAN_NS, num_warps=1)
+                _count_cycles[(1,)](self._counts[self._taken], SPAN=READING_NS, num_warps=1)
             self._taken += 1
 
     def readings_hz(self) -> list[float]:
         """Waits for the device, and returns all SM clock readings in Hz, in order."""
-        counts = self._counts[: self._taken].cpu().tolist()
-        return [1e9 * cycles / elapsed for cycles, elapsed in counts if elapsed]
+        cycle_counts = self._counts[: self._taken].cpu().tolist()
+        return [1e9 * cycles / elapsed_ns for cycles, elapsed_ns in cycle_counts if elapsed_ns]
 
 
 def sm_clock_under_load(device: torch.device) -> float:
     """Returns the SM clock in Hz, read after matrix multiplications that keep the whole GPU busy."""
     clock = DeviceClock(device)
-    a, b = (torch.randn(LOAD_SIZE, LOAD_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(LOAD_PRODUCTS):
+    a, b = (torch.randn(LOAD_MATRIX_SIZE, LOAD_MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(LOAD_MATMULS):
         torch.mm(a, b)
     clock.enqueue()
     return clock.readings_hz()[0]

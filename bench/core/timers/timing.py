@@ -30,7 +30,7 @@ WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
 CLOSING_ROUNDS = 3
 """The number of last rounds with equal values.  In these rounds a `calls.Rotation` uses each set of inputs once."""
-STEADY = 0.95
+STEADY_RATIO = 0.95
 """The warm-up goes on while a round lowers the fastest time of a function below this share of the earlier value."""
 
 
@@ -61,31 +61,31 @@ def time_functions(
 ) -> dict[str, Samples]:
     """Times functions without arguments in turn, so that their times can be compared.  The protocol:
 
-    1. Call each function twice.  These first calls may compile, autotune and load, so the budget does not include them.
-       Then warm up in rounds of one call per function, so that caches and clocks settle.  The warm-up ends after 30% of
-       the budget.  It ends earlier if, after at least three rounds, a round makes no function 5% faster.
-    2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
-       is drawn from `seed`.  Each order is used twice, the second time in reverse.  Then it is rotated by one position.
-       So positions are balanced.
+    1. Call each function twice.  These calls may compile, autotune and load, so the budget does not include them.
+       Then warm up in rounds of one call per function, until caches and clocks are stable.  The warm-up ends after 30%
+       of the budget.  It ends earlier if, after three or more rounds, a round makes no function 5% faster.
+    2. Take samples in rounds.  Each round times every function once, so that drift affects all functions equally.  The
+       order of functions is drawn from `seed`.  Two rounds use an order, the second in reverse.  Then the order is
+       rotated by one position.  So each function is timed equally often at each position.
     3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  The
-       flush reads, because written (dirty) lines would be copied back to memory inside the next sample.
+       flush reads, because written (dirty) lines would be copied back to memory during the next sample.
        `flush="write"` writes, for GPUs on which writing empties the cache better (`results/targets/flush.py`).
-       `cold=False` does not flush. The caller's functions must cycle through several copies of random inputs.  `renew`
+       `cold=False` does not flush.  The caller's functions must cycle through several copies of random inputs.  `renew`
        changes the values of the inputs before each round, except the last three.
     4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
        name says why they are not.  The allocator keeps the memory that a call frees (`cpu.keep_freed_memory`).
     5. On CUDA, enqueue every sample behind a wait on the device.  The wait is longer than the host's work, so that the
-       flush and the launches run back to back.  If the wait was too short, the sample is taken again with a longer
-       wait. If a function itself waits for the device, the method's name says so.  A sample is a pair of events on the
+       flush and the launches run without gaps.  If the wait was too short, take the sample again with a longer wait.
+       If a function itself waits for the device, the method's name says so.  A sample is a pair of events on the
        current stream, so every function can be timed, and the device does no additional work.
-    6. If a call in the warm-up was shorter than ten steps of the clock, put several calls into one sample.  Then only
-       the first call finds the cache cold, and the L2 state of the reading is `warm`.  If a sample is still shorter
+    6. If a call in the warm-up took less than ten steps of the clock, put several calls into one sample.  Then only
+       the first call finds the cache cold, so the L2 state of the reading is `warm`.  If a sample still takes less
        than ten steps, it is not `resolved`.
     7. Take samples for `budget_s` seconds in all, warm-up included.  Take at least `min_samples`, even if that takes
-       longer.  If there are too few samples (`noise.few`), the budget is doubled.  Too few means less than a quarter of
-       the samples that fit into the budget at the median round.  If one reading is noise (`noise.why_noisy`), all
-       functions are sampled further, until no reading is noise or `more_s` seconds have passed.  All samples are kept
-       raw, in time order.  Python's garbage collector is off.
+       longer.  If there are too few samples (`noise.few`), double the budget.  Too few means less than a quarter of the
+       samples that would fit into the budget at the median round time.  If one reading is noisy (`noise.why_noisy`),
+       continue with all functions, until no reading is noisy or `more_s` seconds have passed.  Keep all raw samples in
+       time order.  Python's garbage collector is off.
     8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 
     `observe` is called once per round of samples, between samples, but not in the warm-up.  On CUDA it is called while
@@ -94,50 +94,50 @@ def time_functions(
     Raises `ValueError` if there are no functions, the budget is not positive, `min_samples` is less than one, or the
     device is neither cpu nor cuda."""
     _check_arguments(functions, budget_s, min_samples)
-    watch = timer or timer_for(torch.device(device), cold, flush)
-    threads, closing, limit = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
+    active_timer = timer or timer_for(torch.device(device), cold, flush)
+    threads, last_rounds, limit = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
     readings: dict[str, list[float]] = {name: [] for name in functions}
     round_times: list[float] = []
-    orders = _orders(list(functions), seed)
+    function_orders = _orders(list(functions), seed)
 
     def take() -> None:
-        order = [(name, functions[name], calls[name]) for name in next(orders)]
-        for name, seconds in watch.round(order, observe).items():
+        ordered_calls = [(name, functions[name], calls[name]) for name in next(function_orders)]
+        for name, seconds in active_timer.round(ordered_calls, observe).items():
             readings[name].append(seconds)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
-        """Returns the reason if there are too few samples, and for each function the reason if it is noisy."""
-        lacking = few(min(map(len, readings.values())), _room(round_times, budget_s))
-        return lacking, {name: why_noisy(values, waited) or lacking for name, values in readings.items()}
+        """Returns why there are too few samples, and why each function's samples are noisy (empty texts if not)."""
+        shortage = few(min(map(len, readings.values())), _room(round_times, budget_s))
+        return shortage, {name: why_noisy(values, waited) or shortage for name, values in readings.items()}
 
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         if gc.isenabled():
-            stack.callback(gc.enable)
+            exit_stack.callback(gc.enable)
             gc.disable()
         for function in [*functions.values()] * FIRST_CALLS:
-            watch.first_call(function)
+            active_timer.first_call(function)
         start_s = perf_counter()
-        fastest = _warm_up(watch, functions, start_s + WARM_UP_SHARE * budget_s)
-        calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
-        with watch.sampling() as waiting:
-            while (sample_count := min(map(len, readings.values()))) < limit - closing:
+        fastest_times = _warm_up(active_timer, functions, start_s + WARM_UP_SHARE * budget_s)
+        calls = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
+        with active_timer.sampling() as read_waiting:
+            while (sample_count := min(map(len, readings.values()))) < limit - last_rounds:
                 round_times.append(perf_counter())
                 spent = round_times[-1] - start_s
-                if sample_count >= min_samples - closing and spent > budget_s:
-                    lacking, noise_by_name = judged(waiting())
-                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not any(noise_by_name.values()):
+                if sample_count >= min_samples - last_rounds and spent > budget_s:
+                    shortage, noise_by_name = judged(read_waiting())
+                    if spent > budget_s + max(more_s, budget_s if shortage else 0.0) or not any(noise_by_name.values()):
                         break
                 if renew:
                     renew()
                 take()
-            for _ in range(closing):
+            for _ in range(last_rounds):
                 take()
-            lacking, noise_by_name = judged(waiting())
-        replaced = tampered(threads)
+            shortage, noise_by_name = judged(read_waiting())
+        tampering = tampered(threads)
         samples_by_name = {}
         for name, values in readings.items():
-            samples = _samples(watch, name, values, calls[name], cold)
-            samples_by_name[name] = replace(samples, noise=noise_by_name[name], few=lacking, fault=replaced or "")
+            samples = _samples(active_timer, name, values, calls[name], cold)
+            samples_by_name[name] = replace(samples, noise=noise_by_name[name], few=shortage, fault=tampering or "")
         return samples_by_name
 
 
@@ -151,7 +151,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """Returns the number of rounds that fit into a budget after the warm-up: `remaining_time / median_round_time`.
+    """Returns the number of rounds that fit into the budget after the warm-up: `remaining_time / median_round_time`.
 
     `ends` are the times at which rounds began and ended.
     """
@@ -174,20 +174,20 @@ def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
     random.Random(seed).shuffle(names)
     for round_index in itertools.count():
         start = round_index // 2 % len(names)
-        order = names[start:] + names[:start]
-        yield order if round_index % 2 == 0 else order[::-1]
+        name_order = names[start:] + names[:start]
+        yield name_order if round_index % 2 == 0 else name_order[::-1]
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
     """Warms up the functions, and returns the fastest reading of each function."""
-    fastest = dict.fromkeys(functions, math.inf)
-    for rounds in itertools.count(1):
+    fastest_times = dict.fromkeys(functions, math.inf)
+    for round_count in itertools.count(1):
         seconds_by_name = watch.round([(name, function, 1) for name, function in functions.items()])
-        steady = all(seconds >= STEADY * fastest[name] for name, seconds in seconds_by_name.items())
-        fastest = {name: min(seconds, fastest[name]) for name, seconds in seconds_by_name.items()}
-        if (steady and rounds >= 3) or perf_counter() > deadline:
+        is_steady = all(seconds >= STEADY_RATIO * fastest_times[name] for name, seconds in seconds_by_name.items())
+        fastest_times = {name: min(seconds, fastest_times[name]) for name, seconds in seconds_by_name.items()}
+        if (is_steady and round_count >= 3) or perf_counter() > deadline:
             break
-    return fastest
+    return fastest_times
 
 
 def _calls_per_sample(watch: Timer, seconds: float) -> int:

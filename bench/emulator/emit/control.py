@@ -1,4 +1,4 @@
-"""Emits Python code for branches, barriers, mbarriers, register counts, shuffles (PTX ISA 8.7, 9.7.12, 13, 20)."""
+"""Emits Python code for branches, barriers, mbarriers, register counts and shuffles (PTX ISA 8.7, 9.7.12, 13, 20)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `bra`, `ret` and `exit`.  The lanes have one common predicate, or one predicate each."""
+    """Emits Python code for `bra`, `ret` and `exit`.  The lanes of a warp may take different branches."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -37,7 +37,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `brx.idx`, a branch with several targets."""
+    """Emits Python code for `brx.idx`, a branch with several targets."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
@@ -48,55 +48,55 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
 
 @emits("trap", "brkpt")
 def trap(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `trap`, which stops the kernel with a fault."""
+    """Emits Python code for `trap`, which stops the kernel with a fault."""
     g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
     g.line(f"return {instruction.number + 1}")
 
 
 @emits("call")
 def call(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of calls to driver functions.  A failed assertion ends the run; printing is ignored."""
+    """Emits Python code for calls to driver functions.  A failed assertion ends the run; `vprintf` prints nothing."""
     if "assertfail" in instruction.opcode:
-        text = "a device-side assertion failed"
-        g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {text!r}, {instruction.number})")
+        failure_text = "a device-side assertion failed"
+        g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {failure_text!r}, {instruction.number})")
 
 
 @emits("nanosleep")
 def sleep(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `nanosleep`, which lets other threads run next."""
+    """Emits Python code for `nanosleep`, which lets other threads run next."""
     g.line("c.steps += 1")
 
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`."""
+    """Emits Python code for `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`."""
     parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
     if parts[1] == "warp":
         (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
     elif parts[1] == "cluster":
         name = "cluster_arrive" if "arrive" in parts else "cluster_wait"
-        release = "relaxed" not in parts
+        releases = "relaxed" not in parts
         g.unguarded(instruction)
         if name == "cluster_wait":
             g.line(f"return waiting_of(c.group).clusters.wait(c, {following}, {instruction.number})")
             g.ends()
         else:
-            g.line(f"waiting_of(c.group).clusters.arrive(c, {release}, {instruction.number})")
+            g.line(f"waiting_of(c.group).clusters.arrive(c, {releases}, {instruction.number})")
     elif "red" in parts:
         _reduction(g, instruction)
     else:
-        number = g.value(operands[0], "u4")
+        bar_id = g.value(operands[0], "u4")
         count = g.value(operands[1], "u4") if len(operands) > 1 else "None"
         name = "arrive" if "arrive" in parts else "sync"
         g.line(
-            f"return synchronising.{name}(c, {number}, {count}, {following}, {instruction.number}, {g.guard or 'None'})"
+            f"return synchronising.{name}(c, {bar_id}, {count}, {following}, {instruction.number}, {g.guard or 'None'})"
         )
         g.ends()
 
 
 def _reduction(g: Generator, instruction: Instruction) -> None:
-    operands, operation = instruction.operands, next(word for word in instruction.parts if word in _REDUCTIONS)
+    operands, operation = instruction.operands, next(part for part in instruction.parts if part in _REDUCTIONS)
     g.unguarded(instruction)
     target, number, *last_operands = operands
     count = g.value(last_operands[0], "u4") if len(last_operands) > 1 else "None"
@@ -112,7 +112,7 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 
 @emits("mbarrier")
 def mbarrier(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of the `mbarrier` instructions."""
+    """Emits Python code for the `mbarrier` instructions."""
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
     if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
@@ -125,7 +125,7 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     target = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
     address = located(g, operands.pop(0), "shared", instruction)
     mask, number = g.guard or "None", instruction.number
-    values = [g.value(item, "u4") for item in operands]
+    values = [g.value(operand, "u4") for operand in operands]
     default_count = g.constant(1, "u4")
     if name == "init":
         g.line(f"waiting_of(c.group).mbarriers.init(c, {address}, {values[0]}, {mask}, {number})")
@@ -148,12 +148,12 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
 def _wait(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
     target, address = operands[0], located(g, operands[1], "shared", instruction)
-    parity = "parity" in parts
-    state = g.value(operands[2], "u4" if parity else "u8")
+    uses_parity = "parity" in parts
+    phase_state = g.value(operands[2], "u4" if uses_parity else "u8")
     blocks = parts[1] == "try_wait"
     result = g.temporary()
     g.line(
-        f"{result} = synchronising.mbarrier_wait(c, {address}, {state}, {blocks},"
+        f"{result} = synchronising.mbarrier_wait(c, {address}, {phase_state}, {blocks},"
         f" {g.guard or 'None'}, {instruction.number})"
     )
     if blocks:
@@ -163,7 +163,7 @@ def _wait(g: Generator, instruction: Instruction) -> None:
 
 @emits("setmaxnreg")
 def set_registers(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `setmaxnreg`."""
+    """Emits Python code for `setmaxnreg`, which changes the number of registers per thread."""
     count = instruction.operands[0]
     if not isinstance(count, Immediate):
         raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
@@ -174,23 +174,23 @@ def set_registers(g: Generator, instruction: Instruction) -> None:
 
 @emits("shfl")
 def shuffle(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `shfl.sync`."""
+    """Emits Python code for `shfl.sync`."""
     mode = instruction.parts[2]
-    target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
+    target, value, source_lane, clamp, _ = instruction.operands  # the scheduler reads the mask
     has_predicate = isinstance(target, OperandGroup)
-    first = target.items[0] if isinstance(target, OperandGroup) else target
+    result_register = target.items[0] if isinstance(target, OperandGroup) else target
     dtype = g.dtypes[value.index] if isinstance(value, Register) else "u4"
-    arguments = f"{g.value(value, dtype)}, {g.value(lane, 'u4')}, {g.value(clamp, 'u4')}"
-    name, valid = g.temporary(), g.temporary()
-    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {arguments}, {has_predicate})")
-    g.define(first, name, dtype)
+    arguments = f"{g.value(value, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp, 'u4')}"
+    name, valid_name = g.temporary(), g.temporary()
+    g.line(f"{name}, {valid_name} = warps.shuffle(c, {mode!r}, {arguments}, {has_predicate})")
+    g.define(result_register, name, dtype)
     if isinstance(target, OperandGroup):
-        g.define(target.items[1], valid, "?")
+        g.define(target.items[1], valid_name, "?")
 
 
 @emits("vote")
 def vote(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `vote.sync`."""
+    """Emits Python code for `vote.sync`."""
     mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
     call = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
@@ -199,7 +199,7 @@ def vote(g: Generator, instruction: Instruction) -> None:
 
 @emits("match")
 def match(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `match.any.sync` and `match.all.sync`."""
+    """Emits Python code for `match.any.sync` and `match.all.sync`."""
     mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
@@ -212,7 +212,7 @@ def match(g: Generator, instruction: Instruction) -> None:
 
 @emits("redux")
 def reduce(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `redux.sync`."""
+    """Emits Python code for `redux.sync`."""
     parts = instruction.parts
     target, value, mask = instruction.operands
     dtype = dtype_of(parts[-1])
@@ -222,17 +222,17 @@ def reduce(g: Generator, instruction: Instruction) -> None:
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `elect.sync`, which selects the lowest lane in a mask."""
+    """Emits Python code for `elect.sync`, which selects the lowest lane in a mask."""
     target, mask = instruction.operands
     name, is_leader = g.temporary(), g.temporary()
     g.line(f"{name}, {is_leader} = warps.elect(c, {g.value(mask, 'u4')})")
-    items = g.items(target)
-    if isinstance(items[0], Register):
-        g.define(items[0], name, "u4")
-    g.define(items[1], is_leader, "?")
+    result_items = g.items(target)
+    if isinstance(result_items[0], Register):
+        g.define(result_items[0], name, "u4")
+    g.define(result_items[1], is_leader, "?")
 
 
 @emits("activemask")
 def active_mask(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `activemask`."""
+    """Emits Python code for `activemask`."""
     g.define(instruction.operands[0], "warps.active_mask(c)", "u4")

@@ -1,8 +1,8 @@
-"""Generates Python code for a basic block.  Each PTX instruction becomes one or two lines on NumPy vectors of lanes.
+"""Generates a Python function for each basic block of PTX.  Each instruction becomes one or two lines of NumPy code.
 
-A block's function gets a context (the lanes that run the block) and the registers of these lanes.  Values that only
-this block uses stay Python locals.  Values that a later block needs are stored back.  A value is a vector with one
-element per lane, or one NumPy scalar for all lanes.  The same line works for both.  Most address arithmetic is scalar.
+The function gets a context (the lanes that run the block) and the registers of these lanes.  A value that only this
+block uses stays a Python local.  A value that a later block needs is stored back.  A value is a vector with one element
+per lane, or one NumPy scalar for all lanes.  The same line works for both.  Most address arithmetic is scalar.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.emulator.text import syntax
-from rooflab.bench.emulator.text.flow import BRANCHES, BasicBlock, Flow
+from rooflab.bench.emulator.text.flow import BRANCH_FAMILIES, BasicBlock, Flow
 from rooflab.bench.emulator.text.kinds import storage
 from rooflab.bench.emulator.text.program import BlockFunction
 from rooflab.bench.emulator.text.wgmma_registers import accumulators
 
-_WORDS = frozenset(
+_MODIFIERS = frozenset(
     # types
     "pred b1 b8 u8 s8 b16 u16 s16 f16 bf16 f16x2 bf16x2 u16x2 s16x2 b32 u32 s32 f32 tf32 b64 u64 s64 f64 b128 b1024"
     " e4m3 e5m2 e4m3x2 e5m2x2 u2 s2 u4 s4"
@@ -56,7 +56,7 @@ _WORDS = frozenset(
     # driver's calls
     " vprintf __assertfail __cuda_assertfail".split()
 )
-_PATTERNS = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
+_MODIFIER_PATTERN = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
 Emitter = Callable[["Generator", syntax.Instruction], None]
 EMITTERS: dict[str, Emitter] = {}
 """For each family of instructions, the function that emits the Python code."""
@@ -65,8 +65,8 @@ EMITTERS: dict[str, Emitter] = {}
 def _unknown_modifier(parts: list[str]) -> str | None:
     """Returns the first unknown part of an opcode after its first part, or None if all parts are known."""
     for modifier in parts[1:]:
-        for word in modifier.split("::"):
-            if word not in _WORDS and not _PATTERNS.fullmatch(word):
+        for modifier_word in modifier.split("::"):
+            if modifier_word not in _MODIFIERS and not _MODIFIER_PATTERN.fullmatch(modifier_word):
                 return modifier
     return None
 
@@ -84,7 +84,7 @@ def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> synt
 
 
 def emits(*families: str) -> Callable[[Emitter], Emitter]:
-    """Registers a function that emits the Python code of the instructions named in `families`."""
+    """Registers the decorated function, which emits Python code for the instructions `families`."""
 
     def register(emitter: Emitter) -> Emitter:
         for name in families:
@@ -140,15 +140,15 @@ class Generator:
         return f"t{self._temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """Returns a name for a NumPy scalar of type `dtype`.  `value` wraps around to the type's width."""
+        """Makes a NumPy scalar of type `dtype`, and returns its name.  `value` wraps around to the type's width."""
         if dtype == "?":
             return self.bind(np.bool_(bool(value)), ("?", bool(value)))
-        bits = 8 * int(dtype[1])
-        scalar = np.array(int(value) % (1 << bits), f"u{dtype[1]}").view(dtype)[()]
-        return self.bind(scalar, (dtype, int(value) % (1 << bits)))
+        type_bits = 8 * int(dtype[1])
+        scalar = np.array(int(value) % (1 << type_bits), f"u{dtype[1]}").view(dtype)[()]
+        return self.bind(scalar, (dtype, int(value) % (1 << type_bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Makes a value available to the generated functions, and returns its name.  Each `key` has one name."""
+        """Makes `value` available to the generated functions.  Returns its name in them.  Each `key` has one name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -166,8 +166,8 @@ class Generator:
         if isinstance(operand, syntax.Special):
             return self._special(operand, dtype)
         if isinstance(operand, syntax.Symbol):
-            text = f"c.address({operand.name!r}, {dtype!r})"
-            return f"({text} + {self.constant(operand.offset, dtype)})" if operand.offset else text
+            code_text = f"c.address({operand.name!r}, {dtype!r})"
+            return f"({code_text} + {self.constant(operand.offset, dtype)})" if operand.offset else code_text
         raise syntax.PtxError(f"PTX: expected a value, got a {_named(operand)}")
 
     def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
@@ -181,8 +181,8 @@ class Generator:
         if register_dtype != dtype:
             expression = self._convert(expression, dtype, register_dtype)
         if self._guard is not None:
-            old = self._register(operand, register_dtype)
-            expression = f"choose({self._guard}, {expression}, {old})"
+            old_value = self._register(operand, register_dtype)
+            expression = f"choose({self._guard}, {expression}, {old_value})"
         self.line(f"{name} = {expression}")
         self._locals.add(operand.index)
         self._changed.add(operand.index)
@@ -198,7 +198,7 @@ class Generator:
                 self.define(target, name, dtype)
 
     def unguarded(self, instruction: syntax.Instruction) -> None:
-        """Raises `PtxError` if an instruction has a predicate, for emitters that do not support predicates."""
+        """Raises `PtxError` if the instruction has a predicate.  Emitters that do not support predicates call this."""
         if self._guard is not None:
             location = syntax.quoted(instruction.text, instruction.place)
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {location}")
@@ -208,12 +208,12 @@ class Generator:
         self._ended = True
 
     def is_local(self, name: str) -> bool:
-        """Returns whether a variable is in local memory, as a parameter of a function call is."""
+        """Returns whether a variable is in local memory.  Parameters of function calls are there too."""
         variable = self.kernel.variables.get(name)
         return variable is not None and variable.space == "local"
 
     def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
-        """Returns the members of an operand group.  For a single operand, returns a tuple of this operand."""
+        """Returns the members of an operand group, or a tuple of the operand itself if it is a single operand."""
         return operand.items if isinstance(operand, syntax.OperandGroup) else (operand,)
 
     # Methods that only this class calls.
@@ -225,9 +225,9 @@ class Generator:
             return f"({expression}).view({target})"
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
         wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
-        bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
-        extended = f"{bits}.astype({wide_type})"
-        return extended if wide_type == target else f"{extended}.view({target})"
+        bits_text = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
+        extended_text = f"{bits_text}.astype({wide_type})"
+        return extended_text if wide_type == target else f"{extended_text}.view({target})"
 
     def _register(self, register: syntax.Register, dtype: str) -> str:
         index, register_dtype = register.index, self.dtypes[register.index]
@@ -247,9 +247,9 @@ class Generator:
             if dtype[1] == register_dtype[1]:
                 self.line(f"{name} = r{index}.view({dtype})")
             else:  # the low bits of a wider register
-                unsigned = f"u{dtype[1]}"
-                low = f"r{index}.view(u{register_dtype[1]}).astype({unsigned})"
-                self.line(f"{name} = {low}" if dtype == unsigned else f"{name} = {low}.view({dtype})")
+                unsigned_dtype = f"u{dtype[1]}"
+                low = f"r{index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
+                self.line(f"{name} = {low}" if dtype == unsigned_dtype else f"{name} = {low}.view({dtype})")
             self._views[key] = name
         return self._views[key]
 
@@ -266,14 +266,14 @@ class Generator:
             self._instruction(instruction)
         has_branch = self._ended
         live_registers = set[int]().union(*(self._live(start) for start in block.following))
-        stores = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
-        body = self._lines
+        store_lines = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
+        body_lines = self._lines
         if has_branch:
             # The branch is the last line, so registers that the next block needs are stored before it.
-            body = [*body[:-1], *stores, body[-1]]
+            body_lines = [*body_lines[:-1], *store_lines, body_lines[-1]]
         else:
-            body = [*body, *stores, f"return {block.end}"]
-        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {line}" for line in body)])
+            body_lines = [*body_lines, *store_lines, f"return {block.end}"]
+        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {line}" for line in body_lines)])
 
     def _live(self, start: int) -> frozenset[int]:
         return self.flow.live.get(start, frozenset())
@@ -291,34 +291,34 @@ class Generator:
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
             raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {location}") from error
-        if name in BRANCHES:
+        if name in BRANCH_FAMILIES:
             self._ended = True
 
     def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
         self._guard = None
         if instruction.predicate is not None:
-            text = self._register(instruction.predicate, "?")
-            self._guard = f"~{text}" if instruction.negated else text
+            code_text = self._register(instruction.predicate, "?")
+            self._guard = f"~{code_text}" if instruction.negated else code_text
             if instruction.predicate in syntax.definitions(instruction):
-                guard, self._guard = self._guard, self.temporary()
-                self.line(f"{self._guard} = {guard}")
+                old_guard, self._guard = self._guard, self.temporary()
+                self.line(f"{self._guard} = {old_guard}")
         if self._accumulators:
             self._look_at(instruction)
         emitter(self, instruction)
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a check for each wgmma accumulator that the instruction reads.  A register copy needs no check."""
+        """Emits a check of each wgmma accumulator that the instruction reads.  A register copy needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
-        target, *sources = instruction.operands or (None,)
-        guarded = instruction.predicate is not None
-        registers = [item for item in (target, *sources) if isinstance(item, syntax.Register)]
-        if instruction.opcode.startswith("mov") and len(registers) == 2 and not guarded:
+        target, *source_operands = instruction.operands or (None,)
+        is_guarded = instruction.predicate is not None
+        registers = [item for item in (target, *source_operands) if isinstance(item, syntax.Register)]
+        if instruction.opcode.startswith("mov") and len(registers) == 2 and not is_guarded:
             return  # both registers share one row, which the wait fills
         # Lanes whose predicate is false keep the old result, which is copied.
-        results = syntax.definitions(instruction) if guarded else ()
+        results = syntax.definitions(instruction) if is_guarded else ()
         for register in (*syntax.uses(instruction), *results):
             if register.index in self._accumulators and register.index not in self._looked_at:
                 self._looked_at.add(register.index)
@@ -328,10 +328,10 @@ class Generator:
     def function(self, block: BasicBlock) -> BlockFunction:
         """Compiles the function for a basic block and returns it."""
         text = self.source(block)
-        code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
-        made_names: dict[str, Any] = {}
-        exec(code, self.namespace, made_names)
-        block_function: BlockFunction = made_names["block"]
+        compiled_code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
+        local_names: dict[str, Any] = {}
+        exec(compiled_code, self.namespace, local_names)
+        block_function: BlockFunction = local_names["block"]
         return block_function
 
 
@@ -339,12 +339,12 @@ def _immediate(operand: syntax.Immediate, dtype: str) -> int:
     """Returns the bits of a constant operand as an integer, for a value of type `dtype`."""
     if not operand.float_bits:
         return operand.value
-    bits = {"4": 32, "8": 64}.get(dtype[1:])
-    if bits is None:
+    type_bits = {"4": 32, "8": 64}.get(dtype[1:])
+    if type_bits is None:
         raise syntax.PtxError(
             "PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float"
         )
-    if operand.float_bits == bits:
+    if operand.float_bits == type_bits:
         return operand.value
     # The constant was written as a float of the other width.
     source_float = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")

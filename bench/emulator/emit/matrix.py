@@ -8,26 +8,26 @@ from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.emit.memory_access import address
 from rooflab.bench.emulator.execute.matrices import WgmmaShape
 from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError
-from rooflab.bench.emulator.tiles.mma import BYTES
+from rooflab.bench.emulator.tiles.mma import ELEMENT_BYTES
 from rooflab.bench.emulator.tiles.shared_layout import K_BYTES
 
 
 @emits("ldmatrix", "stmatrix")
 def move_matrices(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `ldmatrix` and `stmatrix`."""
+    """Emits Python code for `ldmatrix` and `stmatrix`."""
     g.unguarded(instruction)
     parts, operands = instruction.parts, instruction.operands
-    loads = parts[0] == "ldmatrix"
-    registers, location = operands if loads else operands[::-1]
-    if "m8n8" not in parts or "b16" not in parts or not isinstance(location, Address):
+    is_load = parts[0] == "ldmatrix"
+    registers, address_operand = operands if is_load else operands[::-1]
+    if "m8n8" not in parts or "b16" not in parts or not isinstance(address_operand, Address):
         raise unknown(instruction)
-    number = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
+    count = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
     items = g.items(registers)
-    if len(items) != number:
-        raise PtxError(f"PTX: expected {number} registers for .x{number}, got {instruction.text!r}")
-    values = str(number) if loads else f"({', '.join(g.value(item, 'u4') for item in items)},)"
-    arguments = f"{address(g, location, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
-    if loads:
+    if len(items) != count:
+        raise PtxError(f"PTX: expected {count} registers for .x{count}, got {instruction.text!r}")
+    values = str(count) if is_load else f"({', '.join(g.value(item, 'u4') for item in items)},)"
+    arguments = f"{address(g, address_operand, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
+    if is_load:
         g.define_many(items, f"matrices.load(c, {arguments})", "u4")
     else:
         g.line(f"matrices.store(c, {arguments})")
@@ -35,28 +35,28 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
 
 @emits("mma")
 def multiply(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `mma.sync`."""
+    """Emits Python code for `mma.sync`."""
     parts = instruction.parts
     shape = next(modifier for modifier in parts if re.fullmatch(r"m\d+n\d+k\d+", modifier))
-    kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
-    kinds = [kind for kind in kinds if kind not in ("satfinite", "and", "xor", "popc")]
-    if len(kinds) != 4 or "sp" in parts or "row" not in parts:
+    types = parts[parts.index("col") + 1 :] if "col" in parts else []
+    types = [kind for kind in types if kind not in ("satfinite", "and", "xor", "popc")]
+    if len(types) != 4 or "sp" in parts or "row" not in parts:
         raise unknown(instruction)
-    d_type, a_type, b_type, c_type = kinds
+    d_type, a_type, b_type, c_type = types
     dtypes = {"f32": "f4", "f64": "f8"}
-    result, operand = dtypes.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
-    a, b = (", ".join(g.value(item, operand) for item in g.items(group)) for group in instruction.operands[1:3])
+    result, in_type = dtypes.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
+    a, b = (", ".join(g.value(item, in_type) for item in g.items(group)) for group in instruction.operands[1:3])
     c = ", ".join(g.value(item, dtypes.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
-    call = (
+    call_text = (
         f"matrices.multiply(c, {shape!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
         f" {'satfinite' in parts}, {instruction.number})"
     )
-    g.define_many(g.items(instruction.operands[0]), call, result)
+    g.define_many(g.items(instruction.operands[0]), call_text, result)
 
 
 @emits("wgmma")
 def warpgroup(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of the `wgmma` instructions, including their fences, commits and waits."""
+    """Emits Python code for the `wgmma` instructions, including their fences, commits and waits."""
     parts = instruction.parts
     name = parts[1]
     g.unguarded(instruction)
@@ -79,13 +79,15 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     shape_index = next(index for index, modifier in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
     n, k = map(int, re.findall(r"\d+", parts[shape_index])[1:])
     d_type, a_type, b_type = [modifier for modifier in parts[shape_index + 1 :] if modifier != "satfinite"]
-    if a_type in BYTES and k * BYTES[a_type] != K_BYTES:
-        raise PtxError(f"PTX: expected a K of {K_BYTES // BYTES[a_type]} for {a_type}, got {instruction.text!r}")
+    if a_type in ELEMENT_BYTES and k * ELEMENT_BYTES[a_type] != K_BYTES:
+        raise PtxError(
+            f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
+        )
     constants = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
     scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constants[0]), _scale(constants[1]))
     transposed = [bool(value) for value in constants[2:]] if d_type != "s32" else []
-    from_registers = isinstance(operands[1], OperandGroup)
-    a_transposed = transposed[0] if transposed and not from_registers else False
+    a_in_registers = isinstance(operands[1], OperandGroup)
+    a_transposed = transposed[0] if transposed and not a_in_registers else False
     b_transposed = transposed[-1] if transposed else False
     shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
     result = {"f32": "f4"}.get(d_type, "u4")
@@ -95,12 +97,12 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     else:
         a = g.value(operands[1], "u8")
     scale = operands[3]
-    keeps = g.constant(scale.value, "?") if isinstance(scale, Immediate) else g.value(scale, "?")
+    keep_d = g.constant(scale.value, "?") if isinstance(scale, Immediate) else g.value(scale, "?")
     name = g.bind(shape, ("shape", shape))
-    call = (
-        f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keeps}, {name}, {instruction.number})"
+    call_text = (
+        f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keep_d}, {name}, {instruction.number})"
     )
-    g.define_many(g.items(operands[0]), call, result)
+    g.define_many(g.items(operands[0]), call_text, result)
 
 
 def _scale(value: int | None) -> int:

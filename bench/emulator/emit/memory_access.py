@@ -6,10 +6,10 @@ from rooflab.bench.emulator.emit.generator import Generator, address_of, emits, 
 from rooflab.bench.emulator.text import syntax
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 
-STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
+STRONG_ORDERS = frozenset(("volatile", "relaxed", "acquire", "mmio"))
 """The memory orders of loads with which a thread may wait for another thread's store."""
 SPACES = ("global", "shared", "local", "param", "const")
-_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
+_ATOMIC_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
@@ -26,15 +26,15 @@ def address(g: Generator, operand: syntax.Address, space: str) -> str:
     size = "u4" if space == "shared" else "u8"
     base, offset = operand.base, operand.offset
     if isinstance(base, syntax.Symbol):
-        text = f"c.address({base.name!r}, {size})"
+        address_text = f"c.address({base.name!r}, {size})"
     elif isinstance(base, syntax.Immediate):
-        text = g.constant(base.value, size)
+        address_text = g.constant(base.value, size)
     else:
         dtype = g.dtypes[base.index]
         # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
-        narrow = int(dtype[1]) < int(size[1])
-        text = f"{g.value(base, 'u' + dtype[1])}.astype({size})" if narrow else g.value(base, size)
-    return f"{text} + {g.constant(offset, size)}" if offset else text
+        is_narrow = int(dtype[1]) < int(size[1])
+        address_text = f"{g.value(base, 'u' + dtype[1])}.astype({size})" if is_narrow else g.value(base, size)
+    return f"{address_text} + {g.constant(offset, size)}" if offset else address_text
 
 
 def width(kind: str) -> int:
@@ -44,7 +44,7 @@ def width(kind: str) -> int:
 
 @emits("ld", "ldu")
 def load(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of `ld`."""
+    """Emits Python code for `ld`."""
     parts, space = instruction.parts, space_of(instruction)
     kind = parts[-1]
     target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
@@ -57,21 +57,21 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
     lhs = ", ".join(names) + ("," if len(names) == 1 else "")
     pointer = address(g, source, space)
     mask = g.guard or "None"
-    if not STRONG.isdisjoint(parts):
+    if not STRONG_ORDERS.isdisjoint(parts):
         address_name = g.temporary()
         g.line(f"{address_name} = {pointer}")
         g.line(f"c.polls({instruction.number}, {address_name})")
         pointer = address_name
     g.line(f"{lhs} = access.load(c, {space!r}, {pointer}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
-    for item, name in zip(items, names, strict=True):
-        if not isinstance(item, syntax.Sink):
-            g.define(item, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
+    for operand, name in zip(items, names, strict=True):
+        if not isinstance(operand, syntax.Sink):
+            g.define(operand, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
 
 
 @emits("st")
 def store(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of `st`."""
+    """Emits Python code for `st`."""
     parts, space = instruction.parts, space_of(instruction)
     if "bulk" in parts or ("async" in parts and len(instruction.operands) != 3):
         raise unknown(instruction)
@@ -79,20 +79,20 @@ def store(g: Generator, instruction: syntax.Instruction) -> None:
     if space == "param" and isinstance(target.base, syntax.Symbol) and g.is_local(target.base.name):
         space = "local"
     size = width(parts[-1])
-    values = ", ".join(g.value(item, f"u{size}") for item in g.items(source))
+    values = ", ".join(g.value(operand, f"u{size}") for operand in g.items(source))
     addr = address(g, target, space)
     if "async" in parts:
-        bar = address(g, address_of(instruction.operands[2], instruction), "shared")
-        g.line(f"bulk.store_remote(c, {addr}, ({values},), {size}, {bar}, {g.guard or 'None'}, {instruction.number})")
+        mbar = address(g, address_of(instruction.operands[2], instruction), "shared")
+        g.line(f"bulk.store_remote(c, {addr}, ({values},), {size}, {mbar}, {g.guard or 'None'}, {instruction.number})")
         return
     g.line(f"access.store(c, {space!r}, {addr}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
 
 
 @emits("atom", "red")
 def atomic(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of `atom` and `red`."""
+    """Emits Python code for `atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
-    operation = next((modifier for modifier in parts if modifier in _OPERATIONS), None)
+    operation = next((modifier for modifier in parts if modifier in _ATOMIC_OPERATIONS), None)
     kind = next(modifier for modifier in reversed(parts) if modifier in DTYPES)
     if operation is None or "async" in parts or ("noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2")):
         raise unknown(instruction)
@@ -100,30 +100,30 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
     pointer = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
-    groups = [g.items(item) for item in operands]
+    groups = [g.items(operand) for operand in operands]
     results = g.items(target)
-    order = next((modifier for modifier in parts if modifier in ("acquire", "release", "acq_rel")), "relaxed")
+    memory_order = next((modifier for modifier in parts if modifier in ("acquire", "release", "acq_rel")), "relaxed")
     if "cta" in parts:
-        order = "relaxed"  # for other CTAs
+        memory_order = "relaxed"  # for other CTAs
     for index in range(len(groups[0])):
         values = ", ".join(g.value(group[index], dtype) for group in groups)
         location = address(g, pointer, space)
         if index:
             location = f"({location}) + {g.constant(index * width(kind), 'u8')}"
-        call = (
+        call_text = (
             f"atomics.atomic(c, {space!r}, {location}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
-            f" {order!r}, {instruction.number})"
+            f" {memory_order!r}, {instruction.number})"
         )
         result = results[index] if len(results) > index else syntax.Sink()
         if isinstance(result, syntax.Register):
-            g.define(result, call, dtype)
+            g.define(result, call_text, dtype)
         else:
-            g.line(call)
+            g.line(call_text)
 
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of fences.  Proxy fences are also reported to the race detector."""
+    """Emits Python code for fences.  Proxy fences are also reported to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(modifier.startswith("mbarrier_init") for modifier in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
@@ -137,7 +137,7 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of instructions without effect on results, such as `prefetch`."""
+    """Emits Python code for instructions that do not change results, such as `prefetch`."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
 
@@ -152,7 +152,7 @@ def located(g: Generator, operand: syntax.Operand, space: str, instruction: synt
 
 @emits("cp")
 def copy(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of `cp.async` and of the bulk copies."""
+    """Emits Python code for `cp.async` and for bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if "prefetch" in instruction.parts:
@@ -177,16 +177,16 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
         if "cg" in instruction.parts and size != 16:
             raise syntax.PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
         # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
-        fourth = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
-        source_bytes = "None" if fourth is None else _taken(g, fourth, size)
+        operand = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
+        source_bytes = "None" if operand is None else _taken(g, operand, size)
         g.line(f"copying.copy(c, {target}, {source}, {size}, {source_bytes}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """Returns the Python expression of the number of bytes that a copy reads, from the operand's value.  If the operand
-    is a predicate, the number is 0 for true and `size` for false."""
+    """Returns the Python expression of the number of bytes that `cp.async` reads.  The operand gives this number.  If
+    the operand is a predicate, the number is 0 for true and `size` for false."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")
@@ -206,13 +206,13 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
     if "wait_group" in parts:
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
         return
-    operation = next((word for word in parts if word in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
     if ".global" not in opcode:
         _between(g, instruction, mask)
         return
     into_shared = opcode.index(".shared") < opcode.index(".global")
     if "tensor" in parts:
-        if any(word.startswith(("im2col", "tile::")) for word in parts):
+        if any(part.startswith(("im2col", "tile::")) for part in parts):
             raise unknown(instruction)
         _tensor(g, instruction, into_shared, operation, mask)
         return
@@ -242,7 +242,7 @@ def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, op
     tensor_index = 1 if into_shared else 0
     tensor = address_of(operands[tensor_index], instruction)
     pointer = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
-    coordinates = ", ".join(g.value(item, "i4") for item in tensor.coordinates)
+    coordinates = ", ".join(g.value(operand, "i4") for operand in tensor.coordinates)
     shared = located(g, operands[1 - tensor_index], "shared", instruction)
     if into_shared:
         barrier = located(g, operands[2], "shared", instruction)
@@ -254,7 +254,7 @@ def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, op
 
 @emits("tensormap")
 def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
-    """Emits the Python code of `tensormap.replace` and `tensormap.cp_fenceproxy`."""
+    """Emits Python code for `tensormap.replace` and `tensormap.cp_fenceproxy`."""
     parts, operands = instruction.parts, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if parts[1] == "cp_fenceproxy":
@@ -263,8 +263,8 @@ def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
         return
     space = "shared" if any(modifier.startswith("shared") for modifier in parts) else "generic"
     map_address = located(g, operands[0], space, instruction)
-    field = parts[3]
+    map_field = parts[3]
     ordinal = _constant(operands[1]) if len(operands) == 3 else 0
     size = "u8" if parts[-1] == "b64" else "u4"
     value = g.value(operands[-1], size)
-    g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {field!r}, {ordinal}, {value}, {mask}, {number})")
+    g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {map_field!r}, {ordinal}, {value}, {mask}, {number})")

@@ -22,14 +22,14 @@ _COMPARISONS = {
     "hi": ">",
     "hs": ">=",
 }
-_UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
+_NEGATED_COMPARISONS = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 """For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
-_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+_WINDOW_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `mov`, which can also pack several registers into one, or unpack one register."""
+    """Emits Python code for `mov`, which can also pack several registers into one, or unpack one register."""
     target, source = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, OperandGroup):
@@ -47,11 +47,11 @@ def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
         raise PtxError("PTX: expected a register that takes what is packed")
     size = int(g.dtypes[target.index][1])
     item_bytes = size // len(source.items)
-    text = ""
-    for index, item in enumerate(source.items):
-        value = f"{g.value(item, f'u{item_bytes}')}.astype(u{size})"
-        text += f" | ({value} << {g.constant(8 * item_bytes * index, f'u{size}')})" if index else value
-    g.define(target, text, f"u{size}")
+    packed_text = ""
+    for index, operand in enumerate(source.items):
+        value = f"{g.value(operand, f'u{item_bytes}')}.astype(u{size})"
+        packed_text += f" | ({value} << {g.constant(8 * item_bytes * index, f'u{size}')})" if index else value
+    g.define(target, packed_text, f"u{size}")
 
 
 def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
@@ -61,16 +61,16 @@ def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
     item_bytes = size // len(target.items)
     source_name = g.temporary()
     g.line(f"{source_name} = {g.value(source, f'u{size}')}")
-    for index, item in enumerate(target.items):
-        if isinstance(item, Sink):
+    for index, operand in enumerate(target.items):
+        if isinstance(operand, Sink):
             continue
-        shifted = f"({source_name} >> {g.constant(8 * item_bytes * index, f'u{size}')})" if index else source_name
-        g.define(item, f"{shifted}.astype(u{item_bytes})", f"u{item_bytes}")
+        shifted_text = f"({source_name} >> {g.constant(8 * item_bytes * index, f'u{size}')})" if index else source_name
+        g.define(operand, f"{shifted_text}.astype(u{item_bytes})", f"u{item_bytes}")
 
 
 @emits("selp")
 def select(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `selp`, which selects an operand by a predicate."""
+    """Emits Python code for `selp`, which selects an operand by a predicate."""
     target, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, Register) and g.dtypes[target.index][1:] == dtype[1:]:
@@ -81,11 +81,11 @@ def select(g: Generator, instruction: Instruction) -> None:
 
 @emits("slct")
 def select_by_sign(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `slct`, which selects an operand by the sign of the last operand."""
-    kinds = [modifier for modifier in instruction.parts if modifier in DTYPES]
-    target, a, b, sign = instruction.operands
-    dtype = dtype_of(kinds[0])
-    test = f"{_flushed(g.value(sign, dtype_of(kinds[1])), kinds[1], 'ftz' in instruction.parts)} >= 0"
+    """Emits Python code for `slct`, which selects an operand by the sign of the last operand."""
+    types = [modifier for modifier in instruction.parts if modifier in DTYPES]
+    target, a, b, sign_operand = instruction.operands
+    dtype = dtype_of(types[0])
+    test = f"{_flushed(g.value(sign_operand, dtype_of(types[1])), types[1], 'ftz' in instruction.parts)} >= 0"
     g.define(target, f"choose({test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
 
 
@@ -95,7 +95,7 @@ def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: 
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """Returns the Python expression of a comparison's operand.  With `ftz`, subnormal values become zeros."""
+    """Returns the Python expression of a comparison's operand.  With `ftz`, subnormal operands become zeros."""
     if not ftz:
         return value
     return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
@@ -116,8 +116,8 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
     if name == "neu":
         return f"{left} != {right}"
-    if name in _UNORDERED:
-        return f"~({left} {_UNORDERED[name]} {right})"
+    if name in _NEGATED_COMPARISONS:
+        return f"~({left} {_NEGATED_COMPARISONS[name]} {right})"
     if (name == "ne" and dtype[0] == "f") or (is_half and name == "ne"):
         # An ordered comparison: false if an operand is NaN.
         return f"({left} < {right}) | ({left} > {right})"
@@ -128,7 +128,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `setp`.  It may combine the result with a predicate, and write the negated result."""
+    """Emits Python code for `setp`, which may combine the result with a predicate, and write the negated result."""
     parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *extra_operands = instruction.operands
@@ -137,19 +137,19 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
     if kind.endswith("x2"):
         # Each half has a predicate.
         values[1] = g.temporary()
-        shift = g.constant(16, "u4")
-        for value, move in zip(values, ("", f" >> {shift}"), strict=True):
+        half_shift = g.constant(16, "u4")
+        for value, move in zip(values, ("", f" >> {half_shift}"), strict=True):
             halves = (_flushed(f"({g.value(operand, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
             g.line(f"{value} = {_compared(name, kind[:-2], *halves)}")
     else:
         g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
     results = target.items if isinstance(target, OperandGroup) else (target,)
     if len(parts) == 4:
-        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        operator = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
         # The register of the first result may also be the register of this operand.
-        third = g.temporary()
-        g.line(f"{third} = {g.value(extra_operands[0], '?')}")
-        values = [f"({value}) {sign} {third}" for value in values]
+        predicate_name = g.temporary()
+        g.line(f"{predicate_name} = {g.value(extra_operands[0], '?')}")
+        values = [f"({value}) {operator} {predicate_name}" for value in values]
     for item, value in zip(results, values, strict=False):
         if not isinstance(item, Sink):
             g.define(item, value, "?")
@@ -157,36 +157,36 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `set`, which writes all ones, or 1.0, if the comparison is true."""
+    """Emits Python code for `set`.  If the comparison is true, it writes 1.0 to a float, all ones to an integer."""
     parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]
     dtype = dtype_of(result)
     if "f16" in result:
         raise unknown(instruction)
-    yes = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
-    no = g.constant(0, dtype)
-    text = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
+    true_value = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
+    false_value = g.constant(0, dtype)
+    condition = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
     if len(parts) == 5:
-        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
-        text = f"({text}) {sign} {g.value(instruction.operands[3], '?')}"
-    g.define(target, f"choose({text}, {yes}, {no})", dtype)
+        operator = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        condition = f"({condition}) {operator} {g.value(instruction.operands[3], '?')}"
+    g.define(target, f"choose({condition}, {true_value}, {false_value})", dtype)
 
 
 @emits("cvt")
 def convert(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of the conversion `cvt`."""
+    """Emits Python code for the conversion `cvt`."""
     parts, operands = instruction.parts, instruction.operands
-    kinds = [word for word in parts if word in DTYPES]
-    target, source = kinds[0], kinds[-1]
+    types = [word for word in parts if word in DTYPES]
+    target, source = types[0], types[-1]
     if "pack" in parts:
         target = parts[parts.index("sat") + 1]
-        values = ", ".join(g.value(item, "i4") for item in operands[1:3])
-        third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"formats.cvt_pack({values}, {target!r}{third})", "u4")
+        values = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
+        extra_argument = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
+        g.define(operands[0], f"formats.cvt_pack({values}, {target!r}{extra_argument})", "u4")
         return
-    flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
-    modifiers = "".join(f", {name}=True" for name in flags)
+    active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
+    modifiers = "".join(f", {name}=True" for name in active_flags)
     rounding = rounding_of(parts) or next((word for word in parts if word in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(target)
     if target[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
@@ -194,17 +194,17 @@ def convert(g: Generator, instruction: Instruction) -> None:
     if target.endswith("x2"):
         _check_packed(instruction, target, source, rounding)
     if target.endswith("x2") and source == "f32":
-        inputs = ", ".join(g.value(item, "f4") for item in operands[1:3])
-        options = f"{target!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')}"
-        is_rn = target == "bf16x2" and rounding == "rn" and not flags
+        inputs = ", ".join(g.value(operand, "f4") for operand in operands[1:3])
+        options = f"{target!r}, {rounding!r}{_only(active_flags, 'relu', 'satfinite')}"
+        is_rn = target == "bf16x2" and rounding == "rn" and not active_flags
         call = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {options})"
         g.define(operands[0], call, result)
     elif target.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
         kind = target if source == "f16x2" else source
-        g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
-    elif target[0] in "us" and source[0] in "us" and not flags:
+        g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(active_flags, 'relu')})", result)
+    elif target[0] in "us" and source[0] in "us" and not active_flags:
         value = g.value(operands[1], dtype_of(source))
         g.define(operands[0], f"{value}.astype({result})", result)
     else:
@@ -214,11 +214,11 @@ def convert(g: Generator, instruction: Instruction) -> None:
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
     """Raises `PtxError` if a conversion of two packed values lacks a modifier that PTX requires."""
-    small = to.startswith("e")
-    roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
-    if rounding not in roundings or (small and "satfinite" not in instruction.parts):
-        expected = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
-        raise PtxError(f"PTX: expected cvt{expected} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
+    is_fp8 = to.startswith("e")
+    roundings = ("rn",) if is_fp8 or source != "f32" else ("rn", "rz")
+    if rounding not in roundings or (is_fp8 and "satfinite" not in instruction.parts):
+        suffix = " or ".join(f".{name}" for name in roundings) + (".satfinite" if is_fp8 else "")
+        raise PtxError(f"PTX: expected cvt{suffix} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
 
 
 def _only(flags: Sequence[str], *names: str) -> str:
@@ -227,28 +227,28 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of address instructions: `cvta`, `isspacep`, `mapa` and `getctarank`."""
+    """Emits Python code for the address instructions `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
     heads = (modifier.split("::")[0] for modifier in parts[1:])
-    space = next((head for head in heads if head in (*_WINDOWS, "global", "const")), "")
+    space = next((head for head in heads if head in (*_WINDOW_BY_SPACE, "global", "const")), "")
     size = "u8" if parts[-1].endswith("64") else "u4"
     if name == "cvta":
         value = g.value(operands[1], size)
-        if space in _WINDOWS:
-            inner = g.constant((1 << 60) - 1, size)
-            window = g.constant(_WINDOWS[space], size)
-            value = f"{value} & {inner}" if "to" in parts else f"{value} | {window}"
+        if space in _WINDOW_BY_SPACE:
+            offset_mask = g.constant((1 << 60) - 1, size)
+            window_base = g.constant(_WINDOW_BY_SPACE[space], size)
+            value = f"{value} & {offset_mask}" if "to" in parts else f"{value} | {window_base}"
         g.define(operands[0], value, size)
     elif name == "isspacep":
         if space == "const":
             raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
-        window_number = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
+        window_number = g.constant(_WINDOW_BY_SPACE.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {window_number}", "?")
     elif name == "mapa":
         mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
         offset = f"{g.value(operands[1], size)} & {g.constant(mask, size)}"
-        rank = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
-        g.define(operands[0], f"({offset}) | (({rank}) << {g.constant(RANK_SHIFT, size)})", size)
+        rank_text = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
+        g.define(operands[0], f"({offset}) | (({rank_text}) << {g.constant(RANK_SHIFT, size)})", size)
     else:
         g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")

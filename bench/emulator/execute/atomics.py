@@ -13,11 +13,11 @@ from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.memory import SHARED_WINDOW
 from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.numbers import half
-from rooflab.bench.emulator.numbers.bits import COMBINE, flush
+from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, flush
 from rooflab.bench.emulator.text.kinds import dtype_of
 
 Bools = npt.NDArray[np.bool_]
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def atomic(
@@ -34,32 +34,32 @@ def atomic(
     """Runs the atomic operation for each lane with a true predicate.  Returns the old values."""
     dtype = np.dtype(dtype_of(kind))
     lanes = c.lanes_under(guard)
-    old = np.zeros(c.size, dtype)
+    old_result = np.zeros(c.size, dtype)
     if not len(lanes):
-        return old
+        return old_result
     lane_addresses = c.vector(addresses)
     values = [c.vector(value)[lanes] for value in operands]
     run, mask = c.group.run, np.zeros(c.size, np.bool_)
     mask[lanes] = True
     observer, run.observer = run.observer, None
-    so_far = run.changes
+    changes_before = run.changes
     try:
-        (raw,) = access.load(c, space, lane_addresses, mask, dtype.itemsize, 1, instruction)
-        old_values = raw[lanes].view(dtype)
+        (loaded_units,) = access.load(c, space, lane_addresses, mask, dtype.itemsize, 1, instruction)
+        old_values = loaded_units[lanes].view(dtype)
         locations = _places(c, space, lane_addresses, lanes, instruction)
-        flushed = _flushed(operation, kind, space, lane_addresses[lanes])
-        old[lanes], new_values = _one_by_one(operation, kind, locations, old_values, values, flushed)
-        changes = new_values.tobytes() != old_values.tobytes()
-        final = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
-        final[lanes] = new_values.view(final.dtype)
-        access.store(c, space, lane_addresses, (final,), mask, dtype.itemsize, instruction)
+        flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
+        old_result[lanes], new_values = _one_by_one(operation, kind, locations, old_values, values, flush_mask)
+        has_changed = new_values.tobytes() != old_values.tobytes()
+        final_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
+        final_values[lanes] = new_values.view(final_values.dtype)
+        access.store(c, space, lane_addresses, (final_values,), mask, dtype.itemsize, instruction)
     finally:
         run.observer = observer
     _observe(c, space, lane_addresses[lanes], lanes, dtype.itemsize, order, instruction)
-    if not changes:
-        run.changes = so_far
+    if not has_changed:
+        run.changes = changes_before
         c.polls(instruction, lane_addresses[lanes])
-    return old
+    return old_result
 
 
 def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, order: str, instruction: int) -> None:
@@ -68,11 +68,11 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
     if observer is None:
         return
     if space == "generic":
-        windows = addresses >> np.uint64(60)
-        for kind, memory_space in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
-            in_space = windows == kind
-            if in_space.any():
-                _observe(c, memory_space, addresses[in_space], lanes[in_space], size, order, instruction)
+        window_numbers = addresses >> np.uint64(60)
+        for window_number, memory_space in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
+            space_mask = window_numbers == window_number
+            if space_mask.any():
+                _observe(c, memory_space, addresses[space_mask], lanes[space_mask], size, order, instruction)
     elif space == "shared":
         shared_addresses = addresses.astype(np.uint32)  # without the window of a generic address
         offsets = np.asarray(shared_offsets(c, shared_addresses, size, lanes, instruction)).astype(np.int64)
@@ -82,23 +82,23 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """Returns a number for each lane's memory location.  One shared address is a different location in each CTA."""
+    """Returns a key for each lane's memory location.  The same shared address has another key in each CTA."""
     addresses = where[lanes].astype(np.uint64)
-    windows = addresses >> np.uint64(60)
-    if space == "generic" and ((windows != 0) & (windows != SHARED_WINDOW >> 60)).any():
+    window_numbers = addresses >> np.uint64(60)
+    if space == "generic" and ((window_numbers != 0) & (window_numbers != SHARED_WINDOW >> 60)).any():
         raise Fault("an atomic operation on memory that is neither global nor shared", instruction)
     if c.slot is not None or space == "global":
         return addresses
-    shared = (windows != 0) | (space == "shared")
-    return addresses + shared * (c.slots[lanes].astype(np.uint64) << np.uint64(32))
+    is_shared = (window_numbers != 0) | (space == "shared")
+    return addresses + is_shared * (c.slots[lanes].astype(np.uint64) << np.uint64(32))
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Returns a mask of lanes that flush subnormals to zero, or None.  `add.f32` flushes only in global memory."""
+    """Returns a mask of the lanes that flush subnormals to zero, or None.  `add.f32` flushes only in global memory."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
-    in_global: Bools = addresses >> np.uint64(60) == 0
-    return in_global
+    is_global: Bools = addresses >> np.uint64(60) == 0
+    return is_global
 
 
 def _one_by_one(
@@ -107,33 +107,33 @@ def _one_by_one(
     """Returns the value that each lane reads, and the final value at the lane's memory location.
 
     Lanes with the same location run in order.  If there are few locations, the code handles one location after another.
-    Otherwise it handles the lanes in steps, and all lanes of one step have different locations."""
-    order = np.argsort(places, kind="stable")
-    sorted_ = places[order]
-    first = np.r_[True, sorted_[1:] != sorted_[:-1]]
-    if first.all():
+    Otherwise the code runs in steps.  In one step, each lane has a different location."""
+    sort_order = np.argsort(places, kind="stable")
+    sorted_places = places[sort_order]
+    is_first = np.r_[True, sorted_places[1:] != sorted_places[:-1]]
+    if is_first.all():
         return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
-    starts = np.flatnonzero(first)
-    counts = np.diff(np.r_[starts, len(order)])
-    lane_values, final = before.copy(), before.copy()
-    function = None if kind.startswith(("f16", "bf16")) else COMBINE.get(operation)
-    if function is not None and len(starts) < counts.max():
-        for lanes in np.split(order, starts[1:]):
+    group_starts = np.flatnonzero(is_first)
+    group_sizes = np.diff(np.r_[group_starts, len(sort_order)])
+    lane_values, final_values = before.copy(), before.copy()
+    function = None if kind.startswith(("f16", "bf16")) else REDUCTION_UFUNCS.get(operation)
+    if function is not None and len(group_starts) < group_sizes.max():
+        for lanes in np.split(sort_order, group_starts[1:]):
             steps = function.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
             if flushed is not None and flushed[lanes[0]]:
                 steps = _flushed_sums(steps, values[0][lanes])
-            lane_values[lanes], final[lanes] = steps[:-1], steps[-1]
-        return lane_values, final
-    rank = np.arange(len(order)) - np.repeat(starts, counts)
-    group = np.repeat(np.arange(len(starts)), counts)
-    memory = before[order[starts]]
-    by_rank = np.argsort(rank, kind="stable")
-    for step_lanes in np.split(by_rank, np.cumsum(np.bincount(rank))[:-1]):
-        lanes, ids = order[step_lanes], group[step_lanes]
+            lane_values[lanes], final_values[lanes] = steps[:-1], steps[-1]
+        return lane_values, final_values
+    lane_ranks = np.arange(len(sort_order)) - np.repeat(group_starts, group_sizes)
+    group = np.repeat(np.arange(len(group_starts)), group_sizes)
+    memory = before[sort_order[group_starts]]
+    rank_order = np.argsort(lane_ranks, kind="stable")
+    for step_lanes in np.split(rank_order, np.cumsum(np.bincount(lane_ranks))[:-1]):
+        lanes, ids = sort_order[step_lanes], group[step_lanes]
         lane_values[lanes] = memory[ids]
         memory[ids] = _combined(operation, kind, memory[ids], [value[lanes] for value in values], _of(flushed, lanes))
-    final[order] = memory[group]
-    return lane_values, final
+    final_values[sort_order] = memory[group]
+    return lane_values, final_values
 
 
 def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
@@ -141,28 +141,28 @@ def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
 
 
 def _flushed_sums(steps: Any, values: Any) -> Any:
-    """Computes running sums in which a subnormal sum or value becomes zero.  A zero changes all later sums."""
+    """Computes running sums.  Each subnormal value or sum becomes zero before the next addition."""
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
-    sums = steps.copy()
+    running_sums = steps.copy()
     for index, value in enumerate(flush(values)):
-        sums[index + 1 : index + 2] = flush(flush(sums[index : index + 1]) + value)
-    return sums
+        running_sums[index + 1 : index + 2] = flush(flush(running_sums[index : index + 1]) + value)
+    return running_sums
 
 
 def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
-    new = values[0]
+    new_values = values[0]
     if flushed is not None:
-        total = flush(flush(old) + flush(new))
-        return total if flushed.all() else np.where(flushed, total, old + new)
+        total = flush(flush(old) + flush(new_values))
+        return total if flushed.all() else np.where(flushed, total, old + new_values)
     if kind.startswith(("f16", "bf16")):
-        base = kind.removesuffix("x2")
+        half_type = kind.removesuffix("x2")
         functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
-        return functions[operation](old, new, base)
+        return functions[operation](old, new_values, half_type)
     if operation == "cas":
-        return np.where(old == new, values[1], old)
+        return np.where(old == new_values, values[1], old)
     if operation == "inc":
-        return np.where(old >= new, np.zeros_like(old), old + 1)
+        return np.where(old >= new_values, np.zeros_like(old), old + 1)
     if operation == "dec":
-        return np.where((old == 0) | (old > new), new, old - 1)
-    return new if operation == "exch" else COMBINE[operation](old, new)
+        return np.where((old == 0) | (old > new_values), new_values, old - 1)
+    return new_values if operation == "exch" else REDUCTION_UFUNCS[operation](old, new_values)

@@ -17,7 +17,7 @@ from rooflab.bench.emulator.machine.memory import POISON, RANK_SHIFT, SHIFT, UNI
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
 from rooflab.bench.emulator.machine.transfers import Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
-from rooflab.bench.emulator.races.vector_clocks import LOAD
+from rooflab.bench.emulator.races.vector_clocks import TMA_LOAD
 from rooflab.bench.emulator.tiles import tensor_map
 from rooflab.bench.emulator.tiles.tensor_map import TileIndex, tile_index
 
@@ -35,13 +35,13 @@ def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int 
         return [slot]
     if multicast >> len(group.ctas):
         raise Fault(f"a multicast to 0x{multicast:x}, and the cluster has {len(group.ctas)} CTAs", instruction)
-    return [rank for rank in range(len(group.ctas)) if multicast >> rank & 1]
+    return [cta_rank for cta_rank in range(len(group.ctas)) if multicast >> cta_rank & 1]
 
 
 def _place_of(slot: int, address: int) -> tuple[int, int]:
     """Splits a shared::cluster address into the index of the CTA and the address in that CTA."""
-    rank = address >> RANK_SHIFT
-    return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
+    cta_rank = address >> RANK_SHIFT
+    return (cta_rank - 1 if cta_rank else slot), address & ((1 << RANK_SHIFT) - 1)
 
 
 def _tensor(c: LaneContext, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:
@@ -69,16 +69,16 @@ def tensor_load(
         lane_slot = int(c.slots[lane])
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
         slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        coords = [value_of(item, lane) for item in coordinates]
-        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
+        box_coords = [value_of(coordinate, lane) for coordinate in coordinates]
+        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
-        tile = _tile(box, coords, offset, instruction)
+        tile = _tile(box, box_coords, offset, instruction)
         read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
         _check_room(group, offset, box.box_bytes, instruction)
-        for receiver in _destinations(group, slot, bar_slot, mask, instruction):
+        for receiver in _destinations(group, slot, barrier_slot, mask, instruction):
             base, unit = receiver * group.shared_size, tile.unit_bytes
             index = (tile.shared_addresses + base) >> SHIFT[unit]
-            _start_load(c, lane, base + offset, box.box_bytes, unit, index, read_data, base + bar, instruction)
+            _start_load(c, lane, base + offset, box.box_bytes, unit, index, read_data, base + mbar_pos, instruction)
 
 
 def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
@@ -106,8 +106,8 @@ def _start_load(
 ) -> None:
     """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    When the copy runs, `read` returns the data in units of `unit` bytes.  `index` gives the positions in shared memory,
-    in these units.  Then the copy reports its bytes to the mbarrier at `barrier`."""
+    When the copy runs, `read` returns the data in units of `unit` bytes.  `index` says at which unit of shared memory
+    each of them is stored.  Then the copy reports its bytes to the mbarrier at `barrier`."""
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -160,7 +160,7 @@ def tensor_store(
     for lane in map(int, c.lanes_under(guard)):
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
         slot, offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(box, [value_of(item, lane) for item in coordinates], offset, instruction)
+        tile = _tile(box, [value_of(coordinate, lane) for coordinate in coordinates], offset, instruction)
         _check_room(group, offset, box.box_bytes, instruction)
         base = slot * group.shared_size
         _start_store(c, lane, base + offset, tile, base, box, operation, instruction)
@@ -177,11 +177,11 @@ def _start_store(
     instruction: int,
 ) -> None:
     group, unit = c.group, tile.unit_bytes
-    if operation is not None and tensor.element not in tensor_map.REDUCIBLE[operation]:
+    if operation is not None and tensor.element not in tensor_map.REDUCIBLE_TYPES[operation]:
         raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
-    mark = None
+    race_mark = None
     if group.run.observer is not None:
-        mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+        race_mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
     addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
         addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
@@ -196,13 +196,13 @@ def _start_store(
             if operation is not None:
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
-                old = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
+                old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
                 words = f"u{tensor.element_bytes}"
-                new = tensor_map.reduce_values(operation, old.view(words), data.view(words), tensor.element)
-                data = np.ascontiguousarray(new).view(UNIT_DTYPES[unit])
+                new_units = tensor_map.reduce_values(operation, old_units.view(words), data.view(words), tensor.element)
+                data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=mark), int(c.lanes[lane]))
+    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=race_mark), int(c.lanes[lane]))
 
 
 def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
@@ -222,12 +222,12 @@ def bulk_load(
         if not count:
             continue
         _check_room(group, offset, count, instruction)
-        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
+        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for receiver in _destinations(group, slot, bar_slot, mask, instruction):
-            start, barrier_offset = receiver * group.shared_size + offset, receiver * group.shared_size + bar
+        for receiver in _destinations(group, slot, barrier_slot, mask, instruction):
+            start, barrier_offset = receiver * group.shared_size + offset, receiver * group.shared_size + mbar_pos
             _start_load(c, lane, start, count, 16, _chunks(start, count), read_data, barrier_offset, instruction)
 
 
@@ -244,14 +244,14 @@ def bulk_store(
         _check_room(group, offset, count, instruction)
         start = slot * group.shared_size + offset
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
-        element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
+        element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         tile = TileIndex(addresses.view(np.int64), np.arange(start, start + count, 16), None, 16)
-        flat = _Flat(element, count, tensor_map.ELEMENT_BYTES[element])
-        _start_store(c, lane, start, tile, 0, flat, operation, instruction)  # type: ignore[arg-type]
+        flat_map = _Flat(element_type, count, tensor_map.ELEMENT_BYTES[element_type])
+        _start_store(c, lane, start, tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
 
 
 class _Flat(NamedTuple):
-    """Holds the fields that a store needs from a tensor map, for a copy without a tensor map."""
+    """Holds the fields of a tensor map that a store needs.  Used for copies that have no tensor map."""
 
     element: str
     box_bytes: int
@@ -285,20 +285,20 @@ def copy_between(
         first = slot * group.shared_size + start
         if group.written is not None:
             check_written(c, np.arange(first, first + count, 16), 16, instruction)
-        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
+        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
 
         def read(first: int = first, count: int = count) -> Units:
             return group.views[16][_chunks(first, count)].copy()
 
-        barrier_offset = bar_slot * group.shared_size + bar
-        to_start = target_slot * group.shared_size + offset
-        _start_load(c, lane, to_start, count, 16, _chunks(to_start, count), read, barrier_offset, instruction)
+        barrier_offset = barrier_slot * group.shared_size + mbar_pos
+        target_start = target_slot * group.shared_size + offset
+        _start_load(c, lane, target_start, count, 16, _chunks(target_start, count), read, barrier_offset, instruction)
 
 
 def store_remote(
     c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator stores at once."""
+    """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator does the store immediately."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     barriers = mbarriers.lots(c, barrier, guard, instruction)
     size = width * len(values)
@@ -314,7 +314,7 @@ def store_remote(
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports the stores to the race detector, as one copy for each CTA with written shared memory."""
+    """Reports stores to the race detector.  All stores into the shared memory of one CTA count as one copy."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):
@@ -323,9 +323,9 @@ def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: 
     offsets = np.asarray(shared_offsets(c, lane_addresses[lanes], size, lanes, instruction)).astype(np.int64)
     warps = np.unique(c.warps[lanes] % group.race_warps)
     for slot in np.unique(offsets // group.shared_size):
-        in_slot = offsets[offsets // group.shared_size == slot]
-        transfer = group.races.begin_async(int(in_slot[0]) // group.race_bytes, warps, LOAD)
-        group.races.async_write(transfer, in_slot, size, instruction)
+        slot_offsets = offsets[offsets // group.shared_size == slot]
+        transfer = group.races.begin_async(int(slot_offsets[0]) // group.race_bytes, warps, TMA_LOAD)
+        group.races.async_write(transfer, slot_offsets, size, instruction)
         for barrier_offset in places:
             if barrier_offset // group.shared_size == slot:
                 group.races.signal_async(transfer, barrier_offset)

@@ -15,7 +15,7 @@ from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.machine.transfers import Copies, Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
 
-_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in UNIT_DTYPES.items()}
+_POISON_UNITS = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in UNIT_DTYPES.items()}
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
@@ -27,22 +27,22 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
         return
     target_addresses = c.vector(targets)[lanes]
     source = c.vector(sources)[lanes]
-    counts = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
+    byte_counts = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
     offsets = np.asarray(shared_offsets(c, target_addresses, size, lanes, instruction)).astype(np.int64)
     if taken is not None:
-        _check_pieces(c, source, counts, size, lanes, instruction)
+        _check_pieces(c, source, byte_counts, size, lanes, instruction)
     group = c.group
     if group.run.observer is not None:
         group.run.observer.copy_async(c, lanes, offsets, size, instruction)
     if group.run.checks.asynchronous:
-        group.views[size][offsets >> SHIFT[size]] = _POISON[size]
+        group.views[size][offsets >> SHIFT[size]] = _POISON_UNITS[size]
     if group.written is not None:
         group.written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
     index = offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         lane_index = slice(None) if mask is None else mask
-        units = _read_some(c, source[lane_index], counts[lane_index], size, lanes[lane_index], instruction)
+        units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
         group.views[size][index[lane_index]] = units
 
     waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
@@ -58,12 +58,12 @@ def _check_pieces(
 ) -> None:
     """Raises `Fault` if a lane reads more than `size` bytes, or if an address is not a multiple of `size`."""
     if (max_bytes := int(counts.max())) > size:
-        text = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
-        raise Fault(text, instruction, lane_of(c, counts, max_bytes, lanes))
-    bad = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
-    if len(bad):
-        text = f"address 0x{int(bad[0]):x} is not a multiple of {size} bytes"
-        raise Fault(text, instruction, lane_of(c, sources, bad[0], lanes))
+        message = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
+        raise Fault(message, instruction, lane_of(c, counts, max_bytes, lanes))
+    misaligned = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
+    if len(misaligned):
+        message = f"address 0x{int(misaligned[0]):x} is not a multiple of {size} bytes"
+        raise Fault(message, instruction, lane_of(c, sources, misaligned[0], lanes))
 
 
 def _read_some(

@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for lanes that execute together.
 
-The accumulators of a wgmma hold invalid values (poison) until the kernel waits for the wgmma's group.  The registers
-are rows of one buffer.  The wait fills the buffer in place, so that copies of a register get the values too.  Before
-the wait the result stays a matrix, so a chain of wgmmas converts its result to registers only once.
+The accumulator registers of a wgmma hold invalid values (poison) until the kernel waits for the wgmma's group.  These
+registers are rows of one buffer.  The wait fills the buffer, so that copies of a register get the values too.  Before
+the wait, the result is kept as a matrix.  So a chain of wgmmas converts its result to registers only once.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def _check_warps(c: LaneContext, instruction: int) -> None:
 def _rows(
     c: LaneContext, addresses: Any, number: int, instruction: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """Returns the byte offset in shared memory of each lane's row, and the indices of the lanes that give a row."""
+    """Returns the shared memory offset of each lane's row in bytes, and the indices of the lanes with a row address."""
     _check_warps(c, instruction)
-    addresses, lane = c.vector(addresses), c.lanes & 31
+    addresses, lane_in_warp = c.vector(addresses), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
     if number < 4:
-        addresses = np.where(lane < 8 * number, addresses, addresses[lane == 0].repeat(32))
+        addresses = np.where(lane_in_warp < 8 * number, addresses, addresses[lane_in_warp == 0].repeat(32))
     offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
-    return offsets, np.flatnonzero(lane < 8 * number)
+    return offsets, np.flatnonzero(lane_in_warp < 8 * number)
 
 
 def multiply(
@@ -117,7 +117,7 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Records that a wgmma group, which writes the matrix of the warpgroup with index `place`, is complete."""
+        """Records that a wgmma group is complete.  The group writes the matrix of the warpgroup with index `place`."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
@@ -144,9 +144,9 @@ def _pieces(c: LaneContext, instruction: int) -> list[int]:
     """Returns the numbers of the warpgroups of the running lanes.  Raises `Fault` if a warpgroup is incomplete."""
     group, warpgroups = c.group, []
     for index in range(0, c.size, WARPGROUP):
-        first, last = int(c.lanes[index]), int(c.lanes[min(index + WARPGROUP, c.size) - 1])
-        slot, offset = divmod(first, group.lanes_per_cta)
-        if last - first != WARPGROUP - 1 or offset % WARPGROUP:
+        first_lane, last_lane = int(c.lanes[index]), int(c.lanes[min(index + WARPGROUP, c.size) - 1])
+        slot, offset = divmod(first_lane, group.lanes_per_cta)
+        if last_lane - first_lane != WARPGROUP - 1 or offset % WARPGROUP:
             raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
         warpgroups.append(slot * group.pieces_per_cta + offset // WARPGROUP)
     return warpgroups
@@ -156,7 +156,7 @@ def multiply_async(
     c: LaneContext, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
 ) -> list[Any]:
     """Runs `wgmma.mma_async`.  Returns the registers that will hold the result after a wait."""
-    group, pieces = c.group, _pieces(c, instruction)
+    group, warpgroup_ids = c.group, _pieces(c, instruction)
     if isinstance(keeps, np.ndarray):
         if not (keeps == keeps[0]).all():
             raise Fault("wgmma wants one scale-d for all threads", instruction)
@@ -166,32 +166,32 @@ def multiply_async(
         check_settled(c, value, instruction)
     try:
         check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
-        operands = _operands(c, a, b, shape, len(pieces), instruction)
+        operand_pairs = _operands(c, a, b, shape, len(warpgroup_ids), instruction)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
-    old = chain.matrices if chain is not None else None
-    if old is None and keeps:
-        stacked = np.stack([c.vector(value) for value in d])
-        old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
+    old_d = chain.matrices if chain is not None else None
+    if old_d is None and keeps:
+        rows = np.stack([c.vector(value) for value in d])
+        old_d = list(registers_to_matrix(rows.view(np.int32) if shape.d_type == "s32" else rows, shape.d_type))
     results = [
-        _product(group, old[index] if keeps and old is not None else None, *operands[index], shape)
-        for index in range(len(pieces))
+        _product(group, old_d[index] if keeps and old_d is not None else None, *operand_pairs[index], shape)
+        for index in range(len(warpgroup_ids))
     ]
     if chain is None or not all(chain.in_flight):
         chain = _fresh(group, results, shape, c.size)
     chain.matrices = results
-    for index, number in enumerate(pieces):
-        warpgroup = group.warpgroups.setdefault(number, Warpgroup())
-        if not any(chain is item for item, _ in warpgroup.open):
+    for index, warpgroup_id in enumerate(warpgroup_ids):
+        warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
+        if not any(chain is accumulators for accumulators, _ in warpgroup.open):
             warpgroup.open.append((chain, index))
             chain.in_flight[index] += 1
     return chain.rows
 
 
 def _chain_of(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
-    """Returns the accumulators with the registers `d`, or None if there are no such accumulators."""
-    base = d[0].base if isinstance(d[0], np.ndarray) else None
-    chain: Accumulators | None = group.accumulators.get(id(base))
+    """Returns the chain of wgmmas that accumulates into the registers `d`, or None if there is no such chain."""
+    base_array = d[0].base if isinstance(d[0], np.ndarray) else None
+    chain: Accumulators | None = group.accumulators.get(id(base_array))
     if chain is None or len(chain.rows) != len(d) or any(a is not b for a, b in zip(d, chain.rows, strict=True)):
         return None
     return chain
@@ -214,8 +214,8 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
 
 def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> npt.NDArray[Any]:
     if shape.a_type in ("e4m3", "e5m2") and group.run.short_accumulator:
-        sign = np.float32(shape.scale_a * shape.scale_b)
-        return truncated_wgmma(old, a * sign, b, shape.a_type, shape.b_type, shape.d_type)
+        product_sign = np.float32(shape.scale_a * shape.scale_b)
+        return truncated_wgmma(old, a * product_sign, b, shape.a_type, shape.b_type, shape.d_type)
     return wgmma(old, a, b, shape.d_type, scale_a=shape.scale_a, scale_b=shape.scale_b, saturate=shape.saturates)
 
 
@@ -237,30 +237,30 @@ def _read(
     group = c.group
     start = (c.slot or 0) * group.shared_size
     # This leaves out the padding after the CTA's own memory, because no instruction may read the padding.
-    memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
+    shared_memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
     matrices: dict[int, npt.NDArray[Any]] = {}
     codes = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
-    for index, bits in enumerate(codes):
-        if bits not in matrices:
-            matrices[bits] = read_operand(memory, bits, rows, kind, transposed)
+    for index, descriptor_bits in enumerate(codes):
+        if descriptor_bits not in matrices:
+            matrices[descriptor_bits] = read_operand(shared_memory, descriptor_bits, rows, kind, transposed)
         if group.written is None and group.run.observer is None:
             continue
-        chunks = operand_chunks(bits, rows, transposed)[0].ravel() * 16 + start
+        chunks = operand_chunks(descriptor_bits, rows, transposed)[0].ravel() * 16 + start
         if group.written is not None:
             check_written(c, chunks, 16, instruction)
         if group.run.observer is not None:
             lanes = c.lanes[index * WARPGROUP : (index + 1) * WARPGROUP]
-            number = int(group.pieces(lanes[:1], WARPGROUP)[0])
-            warpgroup = group.warpgroups.setdefault(number, Warpgroup())
+            warpgroup_id = int(group.pieces(lanes[:1], WARPGROUP)[0])
+            warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
             warpgroup.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
-    return [matrices[bits] for bits in codes]
+    return [matrices[descriptor_bits] for descriptor_bits in codes]
 
 
 def commit(c: LaneContext, instruction: int) -> None:
     """Runs `wgmma.commit_group`."""
-    for number in _pieces(c, instruction):
-        warpgroup = c.group.warpgroups.setdefault(number, Warpgroup())
+    for warpgroup_id in _pieces(c, instruction):
+        warpgroup = c.group.warpgroups.setdefault(warpgroup_id, Warpgroup())
         warpgroup.groups.append(warpgroup.open)
         warpgroup.marks.append(warpgroup.last)
         warpgroup.open, warpgroup.last = [], None
@@ -271,8 +271,8 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
     for number in _pieces(c, instruction):
         warpgroup = c.group.warpgroups.setdefault(number, Warpgroup())
         done_count = max(0, len(warpgroup.groups) - newest)
-        for items in warpgroup.groups[:done_count]:
-            for accumulators, index in items:
+        for group_items in warpgroup.groups[:done_count]:
+            for accumulators, index in group_items:
                 accumulators.settle(index)
         marks = [mark for mark in warpgroup.marks[:done_count] if mark is not None]
         warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
@@ -283,10 +283,10 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
 def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
     """Reports a race if an instruction reads an accumulator while its wgmma may still be running.
 
-    The instruction still gets the right result, because ptxas detects such reads and inserts a wait (its note C7517).
+    The instruction still gets the right result, because ptxas detects such reads and adds a wait (ptxas note C7517).
     Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`."""
-    base = value.base if isinstance(value, np.ndarray) else None
-    chain = c.group.accumulators.get(id(base)) if base is not None else None
+    base_array = value.base if isinstance(value, np.ndarray) else None
+    chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
     if chain is not None and any(chain.in_flight):
         c.group.run.register_races[instruction] = None
         for index in range(len(chain.matrices)):

@@ -13,14 +13,14 @@ from rooflab.bench.emulator.machine.waiting import waiting_of
 
 
 def _common(value: Any) -> int | None:
-    """Returns the value that all lanes share, or None if the lanes' values differ."""
+    """Returns the value if all lanes have the same value, else None."""
     if isinstance(value, np.generic | int):
         return int(value)
     return int(value[0]) if (value == value[0]).all() else None
 
 
 def _split(c: LaneContext, keys: Any) -> int:
-    """Splits the running lanes into one new context for each key.  All contexts continue at the same instruction."""
+    """Splits the running lanes into new groups, one for each key.  All groups continue at the same instruction."""
     c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
     return SPLIT
 
@@ -89,9 +89,9 @@ def reduce(
 def proxy_fence(c: LaneContext, kind: str, guard: Any) -> None:
     """Runs `fence.proxy.*` and `fence.mbarrier_init`."""
     observer = c.group.run.observer
-    active = None if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
-    if observer is not None and (active is None or len(active)):
-        observer.proxy_fence(c, active, kind)
+    active_lanes = None if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
+    if observer is not None and (active_lanes is None or len(active_lanes)):
+        observer.proxy_fence(c, active_lanes, kind)
 
 
 def fence(c: LaneContext, instruction: int) -> None:
@@ -109,17 +109,16 @@ def fail(guard: Any, text: str, instruction: int) -> None:
 
 def rank_of(c: LaneContext, address: Any) -> Any:
     """Runs `getctarank`: returns the rank of the CTA that owns a shared memory address."""
-    ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
+    cta_ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
     cta_rank = np.uint32(c.special("cluster_ctarank"))
-    return np.where(ranks > 0, ranks - 1, cta_rank).astype(np.uint32)[()]
+    return np.where(cta_ranks > 0, cta_ranks - 1, cta_rank).astype(np.uint32)[()]
 
 
 def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:
-    """Calls a method of `MBarriers`, such as `arrive`.  Then resumes the lanes that waited for a phase that is now
-    over."""
-    waiting = waiting_of(c.group)
-    result = getattr(waiting.mbarriers, operation)(c, *arguments, **options)
-    waiting.wake_mbarriers()
+    """Calls a method of `MBarriers`, such as `arrive`.  Then resumes lanes if the phase that they wait for is over."""
+    group_waits = waiting_of(c.group)
+    result = getattr(group_waits.mbarriers, operation)(c, *arguments, **options)
+    group_waits.wake_mbarriers()
     return result
 
 
@@ -129,21 +128,21 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
     The result is None if no lane may continue; then all lanes wait.  If only some lanes may continue, the other lanes
     get False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
-    waits: list[tuple[int, int]] = []
+    awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []
-    pending = 0
+    pending_count = 0
     for offset, lanes in mbarriers.lots(c, addresses, guard, instruction):
-        for parity, members in _by_parity(state, lanes):
+        for parity, phase_lanes in _by_parity(state, lanes):
             if mbarriers.is_complete(offset, parity, instruction):
-                mbarriers.acquired(c, offset, members, instruction)
-                complete_lanes.append(members)
+                mbarriers.acquired(c, offset, phase_lanes, instruction)
+                complete_lanes.append(phase_lanes)
             else:
-                waits.append((offset, parity))
-                pending += len(members)
-    if not waits:
+                awaited_phases.append((offset, parity))
+                pending_count += len(phase_lanes)
+    if not awaited_phases:
         return np.bool_(True)
-    if blocks and pending == c.size:
-        waiting_of(c.group).park_at_mbarriers(c, waits)
+    if blocks and pending_count == c.size:
+        waiting_of(c.group).park_at_mbarriers(c, awaited_phases)
         return None
     c.polls(instruction, addresses)
     if not complete_lanes:
@@ -161,7 +160,7 @@ def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
     if isinstance(state, np.generic):
         return [(int(state) & 1, lanes)]
     odd = state[lanes] & 1 == 1
-    return [(parity, members) for parity, members in ((1, lanes[odd]), (0, lanes[~odd])) if len(members)]
+    return [(parity, phase_lanes) for parity, phase_lanes in ((1, lanes[odd]), (0, lanes[~odd])) if len(phase_lanes)]
 
 
 def set_registers(c: LaneContext, count: int, increase: bool, instruction: int) -> None:

@@ -40,34 +40,34 @@ def store_bytes(
 def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map at a generic address, for a TMA copy.  Also checks for a missing fence."""
     if c.group.maps is not None:
-        maker = c.group.maps.use(*_warp(c, lane), address)
-        if maker is not None:
-            c.group.run.map_races[instruction, maker] = None
+        map_maker = c.group.maps.use(*_warp(c, lane), address)
+        if map_maker is not None:
+            c.group.run.map_races[instruction, map_maker] = None
     return map_bytes(c, address, lane, instruction)
 
 
 def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map at a generic address."""
-    window = address >> 60
-    if window == PARAM_WINDOW >> 60:
+    address_window = address >> 60
+    if address_window == PARAM_WINDOW >> 60:
         start = address & ((1 << 40) - 1)
-        return bytes(c.group.run.parameter_bytes[start : start + tensor_map.BYTES])
-    if window == SHARED_WINDOW >> 60:
+        return bytes(c.group.run.parameter_bytes[start : start + tensor_map.MAP_BYTES])
+    if address_window == SHARED_WINDOW >> 60:
         return shared_map(c, address & 0xFFFFFFFF, lane, instruction)
-    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
     return load_bytes(c, chunk_addresses, 16, instruction, lane=lane).tobytes()
 
 
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map in the shared memory of the lane's CTA.  Unwritten bytes count as zero."""
     start = _shared_start(c, address, lane, instruction)
-    group, chunk_offsets = c.group, np.arange(start, start + tensor_map.BYTES, 16)
+    group, chunk_offsets = c.group, np.arange(start, start + tensor_map.MAP_BYTES, 16)
     if group.run.observer is not None:
         group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
-    raw = group.shared[start : start + tensor_map.BYTES].copy()
+    map_bytes_copy = group.shared[start : start + tensor_map.MAP_BYTES].copy()
     if group.written is not None:
-        raw[~group.written[start : start + tensor_map.BYTES]] = 0
-    return raw.tobytes()
+        map_bytes_copy[~group.written[start : start + tensor_map.MAP_BYTES]] = 0
+    return map_bytes_copy.tobytes()
 
 
 def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
@@ -77,28 +77,28 @@ def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction:
         return
     if c.group.maps is not None:
         c.group.maps.write(*_warp(c, lane), address, instruction)
-    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
     store_bytes(c, chunk_addresses, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
 
 
 def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
     """Writes a tensor map into the shared memory of the lane's CTA."""
     start = _shared_start(c, address, lane, instruction)
-    chunk_offsets = np.arange(start, start + tensor_map.BYTES, 16)
+    chunk_offsets = np.arange(start, start + tensor_map.MAP_BYTES, 16)
     if c.group.run.observer is not None:
         c.group.run.observer.shared_write(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction, None)
-    c.group.shared[start : start + tensor_map.BYTES] = np.frombuffer(data, np.uint8)
+    c.group.shared[start : start + tensor_map.MAP_BYTES] = np.frombuffer(data, np.uint8)
     if c.group.written is not None:
-        c.group.written[start : start + tensor_map.BYTES] = True
+        c.group.written[start : start + tensor_map.MAP_BYTES] = True
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """Returns two numbers for the race detector: its index of the lane's CTA or cluster, and the lane's warp in it."""
+    """Returns for a lane its slot in the race detector (a CTA or a cluster), and its warp in this slot."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
 def _shared_start(c: LaneContext, address: int, lane: int, instruction: int) -> int:
-    if address + tensor_map.BYTES > c.group.run.shared_limit:
+    if address + tensor_map.MAP_BYTES > c.group.run.shared_limit:
         raise Fault(f"a tensor map at shared address 0x{address:x} ends outside the CTA's memory", instruction)
     return int(c.slots[lane]) * c.group.shared_size + address
 
@@ -110,10 +110,10 @@ def replace(
     for lane in map(int, c.lanes_under(guard)):
         address = value_of(addresses, lane)
         load_map, store_map = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
-        unit = 16 if c.group.run.old_strides else 1
+        stride_unit = 16 if c.group.run.old_strides else 1
         try:
             new_map = tensor_map.replace(
-                load_map(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=unit
+                load_map(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=stride_unit
             )
         except ValueError as error:
             raise Fault(str(error), instruction) from None
@@ -123,8 +123,8 @@ def replace(
 def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
     """Runs `tensormap.cp_fenceproxy`: copies a tensor map from shared to global memory, once for each warp."""
     for lane in _one_lane_each(c, targets, guard):
-        data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
-        write_map(c, value_of(targets, lane), data, lane, instruction)
+        map_data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
+        write_map(c, value_of(targets, lane), map_data, lane, instruction)
 
 
 def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
@@ -135,7 +135,7 @@ def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
 
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
-    """Yields one lane for each warp and each different address in the warp."""
+    """Yields one lane for each pair of a warp and an address that the warp uses."""
     seen_keys: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
         key = int(c.warps[lane]), value_of(addresses, lane)

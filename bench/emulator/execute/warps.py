@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.memory import POISON
-from rooflab.bench.emulator.numbers.bits import COMBINE
+from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS
 
 WARP = 32
-_BITS = np.arange(WARP, dtype=np.uint64)
-_NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
+_BIT_POSITIONS = np.arange(WARP, dtype=np.uint64)
+_NEUTRAL_VALUES = {"add": 0, "and": -1, "or": 0, "xor": 0}
 
 
 def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
-    """Reshapes a value with one element per lane to `[warps, 32]`.  Lanes that do not run get the byte `absent`.
+    """Reshapes a value with one element per lane to `[warps, 32]`.  Missing lanes are filled with the byte `absent`.
 
     Also returns the index of each lane in this array, or None if all warps are complete and in order."""
     vector = c.vector(value)
@@ -48,22 +48,22 @@ def present(c: LaneContext) -> npt.NDArray[np.bool_]:
 
 
 def _back(rows: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.NDArray[Any]:
-    flat = rows.reshape(-1)
-    return flat if places is None else flat[places]
+    flat_values = rows.reshape(-1)
+    return flat_values if places is None else flat_values[places]
 
 
 @lru_cache(maxsize=1024)
 def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    readers = np.arange(WARP)
-    return _source_lanes(mode, readers, np.full(WARP, lane), clamp)
+    reader_lanes = np.arange(WARP)
+    return _source_lanes(mode, reader_lanes, np.full(WARP, lane), clamp)
 
 
 def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """Returns the lane that each lane reads, and whether it is in the segment (PTX ISA, `shfl.sync`, semantics)."""
-    segment = clamp >> 8 & 31
-    limit = clamp & 31
-    lowest = readers & segment
-    highest = lowest | limit & ~segment & 31
+    """Returns for each lane its source lane, and whether that is in the segment (PTX ISA, semantics of `shfl.sync`)."""
+    segment_mask = clamp >> 8 & 31
+    max_lane = clamp & 31
+    lowest_lane = readers & segment_mask
+    highest_lane = lowest_lane | max_lane & ~segment_mask & 31
     lane = lane & 31
     if mode == "up":
         source = readers - lane
@@ -72,29 +72,29 @@ def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, 
     elif mode == "bfly":
         source = readers ^ lane
     else:
-        source = lowest | lane & ~segment & 31
-    valid = source >= highest if mode == "up" else source <= highest
-    return np.where(valid, source, readers), valid
+        source = lowest_lane | lane & ~segment_mask & 31
+    is_valid = source >= highest_lane if mode == "up" else source <= highest_lane
+    return np.where(is_valid, source, readers), is_valid
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """Runs `shfl.sync`: returns another lane's value (poison if that lane does not run), and whether it is in range."""
-    fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
+    """Runs `shfl.sync`: returns another lane's value (invalid if it does not run), and whether it is in range."""
+    is_uniform = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
             return value, None
-        if fixed:
+        if is_uniform:
             return value, _sources(mode, int(lane), int(clamp))[1][c.lanes & (WARP - 1)]
     rows, indices = in_warps(c, value, POISON)
-    if fixed:
-        source, valid = _sources(mode, int(lane), int(clamp))
-        shuffled = rows[:, source]
-        return _back(shuffled, indices), _back(np.broadcast_to(valid, rows.shape), indices) if wants_valid else None
-    readers = np.broadcast_to(np.arange(WARP), rows.shape)
-    lanes = in_warps(c, lane)[0].astype(np.int64)
+    if is_uniform:
+        source, is_valid = _sources(mode, int(lane), int(clamp))
+        results = rows[:, source]
+        return _back(results, indices), _back(np.broadcast_to(is_valid, rows.shape), indices) if wants_valid else None
+    reader_lanes = np.broadcast_to(np.arange(WARP), rows.shape)
+    source_lanes = in_warps(c, lane)[0].astype(np.int64)
     clamps = in_warps(c, clamp)[0].astype(np.int64)
-    source, valid = _source_lanes(mode, readers, lanes, clamps)
-    return _back(np.take_along_axis(rows, source, axis=1), indices), _back(valid, indices)
+    source, is_valid = _source_lanes(mode, reader_lanes, source_lanes, clamps)
+    return _back(np.take_along_axis(rows, source, axis=1), indices), _back(is_valid, indices)
 
 
 def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -128,21 +128,21 @@ def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> An
 def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
     rows, lane_index = in_warps(c, predicate)
-    yes = rows & members
+    true_lanes = rows & members
     if mode == "ballot":
-        return _spread(_bits(yes), lane_index)
-    count, all_ = yes.sum(axis=1), members.sum(axis=1)
-    answers = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
-    return _spread(answers, lane_index)
+        return _spread(_bits(true_lanes), lane_index)
+    count, total = true_lanes.sum(axis=1), members.sum(axis=1)
+    votes = {"any": count > 0, "all": count == total, "uni": (count == total) | (count == 0)}[mode]
+    return _spread(votes, lane_index)
 
 
 def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    bits: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BITS).sum(axis=1).astype(np.uint32)
-    return bits
+    lane_bits: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BIT_POSITIONS).sum(axis=1).astype(np.uint32)
+    return lane_bits
 
 
 def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
-    """Returns the value of each warp for all its lanes, or one scalar if all warps have the same value."""
+    """Copies each warp's value to all lanes of the warp.  Returns one scalar if all warps have the same value."""
     if (values == values[0]).all():
         return values[0]
     return _back(np.repeat(values, WARP), places)
@@ -157,12 +157,12 @@ def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any,
     members = _members(c, mask, None)
     rows, lane_index = in_warps(c, value)
     equal_lanes = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
-    bits = (equal_lanes.astype(np.uint64) << _BITS).sum(axis=2).astype(np.uint32)
+    lane_bits = (equal_lanes.astype(np.uint64) << _BIT_POSITIONS).sum(axis=2).astype(np.uint32)
     if mode == "any":
-        return _back(bits, lane_index), None
+        return _back(lane_bits, lane_index), None
     member_bits = _bits(members)
-    agree = ((bits == member_bits[:, None]) | ~members).all(axis=1)
-    return _spread(np.where(agree, member_bits, np.uint32(0)), lane_index), _spread(agree, lane_index)
+    all_agree = ((lane_bits == member_bits[:, None]) | ~members).all(axis=1)
+    return _spread(np.where(all_agree, member_bits, np.uint32(0)), lane_index), _spread(all_agree, lane_index)
 
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
@@ -173,10 +173,10 @@ def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) ->
 def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
     rows, lane_index = in_warps(c, value)
-    limits = np.iinfo(rows.dtype)
-    neutral = {"min": limits.max, "max": limits.min, **_NEUTRAL}[operation]
-    filled = np.where(members, rows, np.array(neutral).astype(rows.dtype))
-    return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), lane_index)
+    dtype_limits = np.iinfo(rows.dtype)
+    neutral_value = {"min": dtype_limits.max, "max": dtype_limits.min, **_NEUTRAL_VALUES}[operation]
+    filled_rows = np.where(members, rows, np.array(neutral_value).astype(rows.dtype))
+    return _spread(REDUCTION_UFUNCS[operation].reduce(filled_rows, axis=1, dtype=rows.dtype), lane_index)
 
 
 def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:

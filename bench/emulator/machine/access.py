@@ -1,6 +1,6 @@
 """Runs loads and stores of every state space, for lanes that run together (PTX ISA 8.7, sections 5.1, 9.7.9).
 
-Values are unsigned, with the width of one element.  The instruction decides what a value means.
+Values are unsigned integers of the element's width.  The instruction decides how their bits are read.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ WRITTEN_UNITS = {size: np.ones(size, np.bool_).view(UNIT_DTYPES[size])[0] for si
 WINDOW_MASK = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_BEYOND = 0xFFFFFFF0
-_WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
+_UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INVALID_OFFSET = 0xFFFFFFF0
+_SPACES = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
 
 
 def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
     """Loads `count` values of `width` bytes for each lane in `mask` (None means all lanes).  Other lanes get 0."""
     active = _active(mask, c.size)
     if active is not None and not len(active):
-        return (_UNSIGNED[width](0),) * count
+        return (_UNSIGNED_DTYPES[width](0),) * count
     lane_addresses = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
     units = _LOADS[space](c, lane_addresses, width * count, active, instruction)
     values = _unpacked(units, width, count)
@@ -55,9 +55,9 @@ def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any,
             return
         addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
         values = tuple(value if isinstance(value, np.generic) else value[active] for value in values)
-    lanes = c.size if active is None else len(active)
+    lane_count = c.size if active is None else len(active)
     c.group.run.changes += 1
-    _STORES[space](c, addresses, _packed(values, width, lanes), width * len(values), active, instruction)
+    _STORES[space](c, addresses, _packed(values, width, lane_count), width * len(values), active, instruction)
 
 
 def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
@@ -75,26 +75,26 @@ def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
-    """Splits each lane's data into `count` elements of `width` bytes.  Returns a vector or scalar for each element."""
+    """Splits each lane's data into `count` elements of `width` bytes.  Returns one value for each element."""
     if count == 1:
         return (raw,)
-    kind = _UNSIGNED[width]
+    element_dtype = _UNSIGNED_DTYPES[width]
     if isinstance(raw, np.generic):
-        return tuple(np.array([raw]).view(kind))
-    return tuple(np.ascontiguousarray(raw.view(kind).reshape(-1, count).T))
+        return tuple(np.array([raw]).view(element_dtype))
+    return tuple(np.ascontiguousarray(raw.view(element_dtype).reshape(-1, count).T))
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """Joins the elements of each lane into one unit of memory.  The result is a scalar if all elements are scalars."""
+    """Joins the elements of each lane into one memory unit.  The result is a scalar if all elements are scalars."""
     if len(values) == 1:
         return values[0]
-    kind, unit = _UNSIGNED[width], UNIT_DTYPES[width * len(values)]
+    element_dtype, unit_dtype = _UNSIGNED_DTYPES[width], UNIT_DTYPES[width * len(values)]
     if all(isinstance(value, np.generic) for value in values):
-        return np.array(values, kind).view(unit)[0]
-    elements = np.empty((lanes, len(values)), kind)
+        return np.array(values, element_dtype).view(unit_dtype)[0]
+    elements = np.empty((lanes, len(values)), element_dtype)
     for index, value in enumerate(values):
         elements[:, index] = value
-    return elements.view(unit)[:, 0]
+    return elements.view(unit_dtype)[:, 0]
 
 
 # Shared memory, of a CTA and of its cluster
@@ -102,44 +102,44 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
 
 def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Returns offsets in the CTAs' shared memory.  Raises `Fault` if an address is misaligned or outside the memory."""
-    limit = c.group.run.shared_limit - size
-    scalar = isinstance(addresses, np.generic)
-    top = int(addresses) if scalar else int(addresses.max())
-    bits = top if scalar else int(np.bitwise_or.reduce(addresses))
-    if bits & (size - 1):
-        bad = top if scalar else int(addresses[(addresses & (size - 1)) != 0][0])
-        lane = lane_of(c, addresses, bad, active)
-        raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction, lane)
-    base = c.shared_base
-    if top > limit:
-        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
-            return _cluster_offsets(c, addresses, limit, active, instruction)
-        text = f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there"
-        raise Fault(text, instruction, lane_of(c, addresses, top, active))
-    if isinstance(base, int):
-        return addresses if not base else addresses + np.int64(base)
-    base = base if active is None else base[active]
-    return base + addresses
+    max_address = c.group.run.shared_limit - size
+    is_scalar = isinstance(addresses, np.generic)
+    highest = int(addresses) if is_scalar else int(addresses.max())
+    address_bits = highest if is_scalar else int(np.bitwise_or.reduce(addresses))
+    if address_bits & (size - 1):
+        bad_address = highest if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
+        lane = lane_of(c, addresses, bad_address, active)
+        raise Fault(f"shared address 0x{bad_address:x} is not a multiple of {size} bytes", instruction, lane)
+    base_offset = c.shared_base
+    if highest > max_address:
+        if 1 <= highest >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+            return _cluster_offsets(c, addresses, max_address, active, instruction)
+        message = f"{size} bytes at shared address 0x{highest:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(message, instruction, lane_of(c, addresses, highest, active))
+    if isinstance(base_offset, int):
+        return addresses if not base_offset else addresses + np.int64(base_offset)
+    base_offset = base_offset if active is None else base_offset[active]
+    return base_offset + addresses
 
 
 def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
-    """Returns whether an instruction may access another CTA's memory.  Plain `.shared` means only its own memory."""
+    """Returns whether an instruction may access another CTA's memory.  With plain `.shared` it may not."""
     opcode = c.group.program.kernel.instructions[instruction].opcode
     return "shared::cluster" in opcode or ".shared" not in opcode
 
 
 def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
-    ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
+    cta_ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
     cta_offsets = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
     if int(cta_offsets.max()) > limit:
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
     lane_slots = c.slots if active is None else c.slots[active]
-    slots = np.where(ranks > 0, ranks - 1, lane_slots if ranks.ndim else lane_slots[0])
+    slots = np.where(cta_ranks > 0, cta_ranks - 1, lane_slots if cta_ranks.ndim else lane_slots[0])
     for slot in map(int, np.unique(slots)):
-        first = slot * c.group.lanes_per_cta
-        if not c.group.alive[first : first + c.group.lanes_per_cta].any():
+        first_lane = slot * c.group.lanes_per_cta
+        if not c.group.alive[first_lane : first_lane + c.group.lanes_per_cta].any():
             raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
     offsets = slots * c.group.shared_size + cta_offsets
     return offsets if offsets.ndim else np.int64(offsets)
@@ -154,8 +154,8 @@ def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruct
     if group.written is not None:
         check_written(c, offsets, size, instruction)
     index = offsets >> SHIFT[size]
-    view = group.views[size]
-    return view.take(index)
+    shared_view = group.views[size]
+    return shared_view.take(index)
 
 
 def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
@@ -195,14 +195,14 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
         lane = lane_of(c, offsets, top, active)
         raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {local_bytes} there", instruction, lane)
     _check_aligned(offsets, size, "local", instruction)
-    lanes = c.lanes if active is None else c.lanes[active]
-    return lanes * local_bytes + offsets
+    lane_numbers = c.lanes if active is None else c.lanes[active]
+    return lane_numbers * local_bytes + offsets
 
 
 def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
     if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
-        bad = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
-        raise Fault(f"{space} address 0x{bad:x} is not a multiple of {size} bytes", instruction)
+        bad_address = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
+        raise Fault(f"{space} address 0x{bad_address:x} is not a multiple of {size} bytes", instruction)
 
 
 def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
@@ -214,9 +214,9 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
         flags = written_flags.view(UNIT_DTYPES[size]).take(index).view(np.bool_)
         if not flags.all():
-            first_bad = int(np.flatnonzero(~flags)[0]) // size
-            lane = int((c.lanes if active is None else c.lanes[active])[first_bad])
-            address = int(offsets[first_bad]) % c.group.run.local_size
+            first_bad_lane = int(np.flatnonzero(~flags)[0]) // size
+            lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
+            address = int(offsets[first_bad_lane]) % c.group.run.local_size
             raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)
     return c.group.local.view(UNIT_DTYPES[size]).take(index)
 
@@ -232,12 +232,12 @@ def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: A
 
 def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Loads units of `size` bytes of the kernel's parameters."""
-    data = c.group.run.parameter_bytes
+    parameter_data = c.group.run.parameter_bytes
     offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
-    if int(offsets.max()) > len(data) - size:
+    if int(offsets.max()) > len(parameter_data) - size:
         raise Fault(f"{size} bytes at parameter address 0x{int(offsets.max()):x} lie behind the last", instruction)
     _check_aligned(offsets, size, "parameter", instruction)
-    units = data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
+    units = parameter_data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
     return units if isinstance(units, np.ndarray) and units.ndim else units[()]
 
 
@@ -260,32 +260,32 @@ def _spaces(addresses: Any) -> Any:
 def _inner(space: str, addresses: Any) -> Any:
     if space == "shared":
         # An offset beyond 32 bits must not wrap into a valid one.
-        return np.minimum(addresses & np.uint64(WINDOW_MASK), np.uint64(_BEYOND)).astype(np.uint32)
+        return np.minimum(addresses & np.uint64(WINDOW_MASK), np.uint64(_INVALID_OFFSET)).astype(np.uint32)
     return addresses
 
 
 def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    kinds = _spaces(addresses)
-    first = int(kinds) if not kinds.ndim else int(kinds[0])
-    if not kinds.ndim or (kinds == first).all():
-        space = _WINDOWS.get(first, "global")
+    windows = _spaces(addresses)
+    first_window = int(windows) if not windows.ndim else int(windows[0])
+    if not windows.ndim or (windows == first_window).all():
+        space = _SPACES.get(first_window, "global")
         return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
     units = np.empty(len(addresses), UNIT_DTYPES[size])
-    for kind in np.unique(kinds):
-        lane_indices = np.flatnonzero(kinds == kind)
-        space, lanes = _WINDOWS.get(int(kind), "global"), lane_indices if active is None else active[lane_indices]
+    for window in np.unique(windows):
+        lane_indices = np.flatnonzero(windows == window)
+        space, lanes = _SPACES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
         units[lane_indices] = _LOADS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
     return units
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    kinds = _spaces(addresses)
-    for kind in np.unique(kinds):
-        space = _WINDOWS.get(int(kind), "global")
-        if not kinds.ndim or (kinds == kind).all():
+    windows = _spaces(addresses)
+    for window in np.unique(windows):
+        space = _SPACES.get(int(window), "global")
+        if not windows.ndim or (windows == window).all():
             _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
             return
-        lane_indices = np.flatnonzero(kinds == kind)
+        lane_indices = np.flatnonzero(windows == window)
         lane_values = value if isinstance(value, np.generic) else value[lane_indices]
         lanes = lane_indices if active is None else active[lane_indices]
         _STORES[space](c, _inner(space, addresses[lane_indices]), lane_values, size, lanes, instruction)

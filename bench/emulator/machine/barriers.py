@@ -1,4 +1,4 @@
-"""Implements barriers of CTAs (`bar`, `barrier`) and clusters, and `setmaxnreg` (PTX ISA 8.7, 9.7.13, 20)."""
+"""Implements barriers of CTAs (`bar`, `barrier`) and clusters, and `setmaxnreg` (PTX ISA 8.7, sections 9.7.13, 20)."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
 BARRIERS = 16
 """The number of barriers of a CTA."""
-_KEY = "cluster"
+_CLUSTER_KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Reports to the race detector that all running threads met at barriers.  `warps`: each lane's warp, sorted."""
+    """Reports to the race detector that all running threads met at a barrier.  `warps` has each lane's warp, sorted."""
     if group.races is None:
         return
     distinct_warps = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
-    per_cta = group.lanes_per_cta // 32
-    ctas = distinct_warps // per_cta
-    if not group.run.has_clusters and len(distinct_warps) == (ctas[-1] - ctas[0] + 1) * per_cta:
-        group.races.barrier(np.arange(ctas[0], ctas[-1] + 1), distinct_warps[:per_cta] % per_cta)
+    warps_per_cta = group.lanes_per_cta // 32
+    ctas = distinct_warps // warps_per_cta
+    if not group.run.has_clusters and len(distinct_warps) == (ctas[-1] - ctas[0] + 1) * warps_per_cta:
+        group.races.barrier(np.arange(ctas[0], ctas[-1] + 1), distinct_warps[:warps_per_cta] % warps_per_cta)
         return
     for cta in np.unique(ctas):
         group.races.barrier(group.race_slot(int(cta)), distinct_warps[ctas == cta] % group.race_warps)
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Records which warps leave a barrier for all threads.  Records a fault if an earlier warp of this barrier has
-    ended.
+    """Records the warps that leave a barrier of all threads.  Records a fault if a warp that left the barrier earlier
+    has ended.
 
-    PTX does not wait for a thread that has ended (`exit`), so later iterations of a loop do not order its accesses.
-    CUDA C++ leaves a barrier undefined if a running thread skips it.  `together`: the number of lanes of the barrier.
-    `gone`: the lanes that the barrier no longer waits for.
+    PTX does not wait for a thread that has ended (`exit`), so the barrier no longer orders this thread's accesses. In
+    CUDA C++ a barrier is undefined if a running thread skips it.  `together` is the number of lanes of the barrier.
+    `gone` marks the lanes that the barrier no longer waits for.
     """
-    met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
-    met[warps] = True
-    ended_warps = np.flatnonzero(met & gone.reshape(-1, 32).all(axis=1))
+    met_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
+    met_warps[warps] = True
+    ended_warps = np.flatnonzero(met_warps & gone.reshape(-1, 32).all(axis=1))
     if np.isin(ended_warps // (together // 32), warps // (together // 32)).any():
         group.run.uneven_barriers[instruction] = None
 
 
 @dataclass
 class _BarrierState:
-    """Holds the state of one barrier of one CTA.  The state starts anew when the barrier completes."""
+    """Holds the state of one barrier of one CTA.  A new state begins when the barrier completes."""
 
     arrived: int = 0
     threads: int | None = None
@@ -93,8 +93,8 @@ class Barriers:
         """Arrives at a barrier and waits.  Returns the number of the next instruction, or `PARKED` if the lanes must
         wait.
 
-        `vote` is for `bar.red`: each lane's predicate, and a function of `(true_count, lane_count)` that sets the
-        result."""
+        `vote` is for `bar.red`.  It has each lane's predicate, and a function that gets `(true_count, lane_count)` and
+        sets the result."""
         group = self._group
         if vote is not None:
             if context.slot is None:
@@ -104,27 +104,27 @@ class Barriers:
             state.voters += context.size
             state.settlers.append(vote[1])
         slots = np.unique(context.slots) if context.slot is None else [context.slot]
-        everyone = context.slot is None and context.size == np.count_nonzero(group.alive)
-        if everyone and count is None and vote is None and not self._states:
+        has_all_lanes = context.slot is None and context.size == np.count_nonzero(group.alive)
+        if has_all_lanes and count is None and vote is None and not self._states:
             if instruction not in group.met or context.size < self._threads:
                 _meet(group, context.warps, instruction, group.lanes_per_cta, ~group.alive)
             _order_all(group, context.warps)
             return following
-        context.place, missing = following, 0
+        context.place, missing_count = following, 0
         for slot in map(int, slots):
             lanes = context.lanes[context.slots == slot]
-            missing += not self._arrive(context, slot, lanes, number, count, waits=True, instruction=instruction)
-        if not missing:
+            missing_count += not self._arrive(context, slot, lanes, number, count, waits=True, instruction=instruction)
+        if not missing_count:
             return following
-        self._missing[id(context)] = missing
+        self._missing[id(context)] = missing_count
         return PARKED
 
     def too_many(
         self, context: LaneContext, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Returns a mask of the lanes that the barrier's current phase does not need, or None if there are none.
+        """Returns a mask of the lanes that are too many for the barrier's current phase, or None if none are.
 
-        The lanes in the mask begin the next phase.  Raises `Fault` on an invalid barrier number or thread count."""
+        These lanes begin the next phase.  Raises `Fault` on an invalid barrier number or thread count."""
         if not 0 <= number < BARRIERS:
             raise Fault(f"a barrier's number is 0 to {BARRIERS - 1}, got {number}", instruction)
         if count is None:
@@ -165,11 +165,11 @@ class Barriers:
         state.whole |= count is None
         if state.threads is None:
             state.threads = count
-        all_threads = group.lanes_per_cta
-        counts = {n for n in (state.threads, count, all_threads if state.whole else None) if n is not None}
-        if state.threads is not None and len(counts) > 1:
-            texts = " and by ".join(str(n) for n in sorted(counts))
-            raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
+        cta_threads = group.lanes_per_cta
+        thread_counts = {n for n in (state.threads, count, cta_threads if state.whole else None) if n is not None}
+        if state.threads is not None and len(thread_counts) > 1:
+            count_texts = " and by ".join(str(n) for n in sorted(thread_counts))
+            raise Fault(f"barrier {number} is awaited by {count_texts} threads", instruction)
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
         state.met.append((warps, instruction))
@@ -189,8 +189,8 @@ class Barriers:
         threads = state.threads
         if threads is None:
             first = slot * self._group.lanes_per_cta
-            alive = self._group.alive[first : first + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
-            threads = 32 * int(np.count_nonzero(alive))
+            live_warps = self._group.alive[first : first + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
+            threads = 32 * int(np.count_nonzero(live_warps))
         return state.arrived >= threads > 0
 
     def _release(self, slot: int, number: int, state: _BarrierState) -> None:
@@ -205,32 +205,32 @@ class Barriers:
         if group.races is not None:
             warps = np.unique(waiters % group.race_warps)
             group.races.barrier(group.race_slot(slot), warps, ("barrier", slot, number))
-        went = []
+        resumed_contexts = []
         for context in state.parked:
             missing_ctas = self._missing.pop(id(context), 1) - 1
             if missing_ctas:
                 self._missing[id(context)] = missing_ctas
             else:
-                went.append(context)
-        self._resume(went)
+                resumed_contexts.append(context)
+        self._resume(resumed_contexts)
 
     def recheck(self) -> bool:
         """Checks the barriers again after threads have ended.  Returns whether any lanes can continue."""
-        went = False
-        for (slot, number), state in list(self._states.items()):
+        has_resumed = False
+        for (slot, barrier_id), state in list(self._states.items()):
             if state.parked and self._complete(slot, state):
-                self._release(slot, number, state)
-                went = True
-        return went
+                self._release(slot, barrier_id, state)
+                has_resumed = True
+        return has_resumed
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Lists all waiting lanes, with the reason of each wait in words."""
-        waits = []
-        for (_, number), state in self._states.items():
+        """Lists all waiting groups of lanes, each with a text that says what they wait for."""
+        waiting_contexts = []
+        for (_, barrier_id), state in self._states.items():
             threads = "all" if state.threads is None else str(state.threads)
-            text = f"for barrier {number}, where {state.arrived} of {threads} threads are,"
-            waits += [(context, text) for context in state.parked]
-        return waits
+            wait_text = f"for barrier {barrier_id}, where {state.arrived} of {threads} threads are,"
+            waiting_contexts += [(context, wait_text) for context in state.parked]
+        return waiting_contexts
 
 
 class ClusterBarrier:
@@ -250,17 +250,17 @@ class ClusterBarrier:
         return bool(self._parked)
 
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
-        """Records that threads arrive.  Raises `Fault` if a thread arrives twice without a wait in between."""
+        """Records that threads arrive.  Raises `Fault` if a thread arrives twice without a wait between."""
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
         if self._group.races is not None:
             for slot, warps in self._warps(context):
-                (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _KEY)
+                (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _CLUSTER_KEY)
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads of the cluster have arrived.  Raises `Fault` if a waiting thread has not arrived."""
+        """Waits until all threads of the cluster have arrived.  Raises `Fault` if a thread waits before it arrives."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -276,42 +276,42 @@ class ClusterBarrier:
         return bool((self._arrived[self._group.alive] >= arrivals).all())
 
     def _learn(self, context: LaneContext) -> None:
-        not_arrived = self._arrived < self._arrived[context.lanes].max()
-        _meet(self._group, context.warps, context.place - 1, len(not_arrived), not_arrived & ~self._group.alive)
+        missing_lanes = self._arrived < self._arrived[context.lanes].max()
+        _meet(self._group, context.warps, context.place - 1, len(missing_lanes), missing_lanes & ~self._group.alive)
         if self._group.races is not None:
             for slot, warps in self._warps(context):
-                self._group.races.wait(slot, warps, _KEY)
+                self._group.races.wait(slot, warps, _CLUSTER_KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """Returns the warps of a context by race-detector slot.  A slot is a CTA, or a whole cluster."""
+        """Returns the warps of `context` for each slot of the race detector.  A slot is a CTA, or a whole cluster."""
         warps, per_slot = np.unique(context.warps), self._group.race_warps
         return [(int(slot), warps[warps // per_slot == slot] % per_slot) for slot in np.unique(warps // per_slot)]
 
     def recheck(self) -> bool:
-        """Resumes the lanes that no longer need to wait.  Returns whether it resumed any lanes."""
-        alive = self._group.alive
-        phase = int(self._arrived[alive].min()) if alive.any() else self._phase
+        """Resumes lanes if all threads have arrived.  Returns whether it resumed any lanes."""
+        alive_lanes = self._group.alive
+        phase = int(self._arrived[alive_lanes].min()) if alive_lanes.any() else self._phase
         if phase > self._phase:
             self._phase = phase
             if self._group.races is not None:  # waiting contexts learn what was released up to now
                 for slot in range(self._group.races.slots):
-                    self._group.races.complete(slot, _KEY)
-        went = [context for context in self._parked if self._complete(context)]
-        for context in went:
+                    self._group.races.complete(slot, _CLUSTER_KEY)
+        resumed_contexts = [context for context in self._parked if self._complete(context)]
+        for context in resumed_contexts:
             self._learn(context)
-        self._parked = [context for context in self._parked if context not in went]
-        self._resume(went)
-        return bool(went)
+        self._parked = [context for context in self._parked if context not in resumed_contexts]
+        self._resume(resumed_contexts)
+        return bool(resumed_contexts)
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Lists all waiting lanes, with the reason of each wait in words."""
+        """Lists all waiting groups of lanes, each with a text that says what they wait for."""
         return [(context, "for the cluster's barrier") for context in self._parked]
 
 
 class Registers:
     """Implements `setmaxnreg` (PTX ISA 8.7, section 9.7.20.5), which moves a CTA's registers between its warps.
 
-    The order in which warps release registers depends on timing, so only the sum at the end is checked."""
+    The order in which warps release registers depends on timing.  So only the total at the end is checked."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
@@ -321,29 +321,29 @@ class Registers:
         self._last = -1
 
     def set(self, context: LaneContext, count: int, increase: bool, instruction: int) -> None:
-        """Sets the registers per thread to `count` for the running warps.  Raises `Fault` if the GPU forbids it."""
+        """Sets the registers per thread to `count` for the running warps.  Raises `Fault` on a forbidden change."""
         if self._at_launch is None:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
-        have = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
-        if (increase and count < have) or (not increase and count > have):
-            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {have} to {count} registers", instruction)
+        current = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
+        if (increase and count < current) or (not increase and count > current):
+            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {current} to {count} registers", instruction)
         self._of_warp[warps] = count
         self._last = instruction
-        per_cta = self._group.lanes_per_cta // 32
-        first = int(warps[0]) // per_cta * per_cta
-        registers = self._of_warp[first : first + per_cta]
-        budget = self._at_launch * per_cta * 32
-        if 32 * int(registers[warps - first].sum()) > budget:
-            raise Fault(f"setmaxnreg asks for more registers than the CTA's {budget}", instruction)
+        warps_per_cta = self._group.lanes_per_cta // 32
+        first_warp = int(warps[0]) // warps_per_cta * warps_per_cta
+        registers = self._of_warp[first_warp : first_warp + warps_per_cta]
+        register_budget = self._at_launch * warps_per_cta * 32
+        if 32 * int(registers[warps - first_warp].sum()) > register_budget:
+            raise Fault(f"setmaxnreg asks for more registers than the CTA's {register_budget}", instruction)
 
     def check(self) -> None:
         """Raises `Fault` if the warps of a CTA have more registers than the CTA got at launch."""
         if self._last < 0 or self._at_launch is None:
             return
-        per_cta = self._group.lanes_per_cta // 32
-        for first in range(0, len(self._of_warp), per_cta):
-            count = 32 * int(self._of_warp[first : first + per_cta].sum())
-            if count > self._at_launch * per_cta * 32:
-                text = f"the CTA's warps hold {count} registers in the end, of {self._at_launch * per_cta * 32} there"
+        cta_warps = self._group.lanes_per_cta // 32
+        for first_warp in range(0, len(self._of_warp), cta_warps):
+            count = 32 * int(self._of_warp[first_warp : first_warp + cta_warps].sum())
+            if count > self._at_launch * cta_warps * 32:
+                text = f"the CTA's warps hold {count} registers in the end, of {self._at_launch * cta_warps * 32} there"
                 raise Fault(text, self._last)

@@ -18,7 +18,7 @@ PARKED = -1
 SPLIT = -2
 """The result of a basic block's function if its lanes took several branches."""
 
-MOST_SEEN = 1024
+MAX_SEEN_STATES = 1024
 """The number of turns that `LaneContext.repeats` remembers before it forgets all of them."""
 
 
@@ -36,11 +36,11 @@ class LaneContext:
         self.children: list[LaneContext] = []
         """After `SPLIT`, the contexts that replace this context."""
         slots = lanes // group.lanes_per_cta
-        first = int(slots[0])
-        self.slot: int | None = first if first == int(slots[-1]) else None
+        first_slot = int(slots[0])
+        self.slot: int | None = first_slot if first_slot == int(slots[-1]) else None
         """The index in the group of the lanes' CTA; None if the lanes belong to several CTAs."""
         self.slots = slots
-        self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
+        self.shared_base: Any = first_slot * group.shared_size if self.slot is not None else slots * group.shared_size
         """The offset of the CTA's shared memory in the group's shared memory."""
         self.warps = lanes >> 5
         """The warp of each lane; warps are numbered through the group of CTAs."""
@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain`: 128 for complete warpgroups, 32 for complete warps, else 1.  Ended lanes do not count."""
+        """Sets `grain`: 128 if all warpgroups are complete, 32 if all warps are, else 1.  Ignores ended lanes."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -68,13 +68,13 @@ class LaneContext:
         return np.full(self.size, value) if isinstance(value, np.generic) else value
 
     def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
-        """Returns the indices of the lanes with a true predicate, or of all lanes if the predicate is None."""
+        """Returns the indices of the lanes with a true predicate `guard`, or of all lanes if `guard` is None."""
         return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
     # Methods that generated code calls.
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
-        """Runs a branch.  Lanes with a true predicate continue at `target`, other lanes at `following`."""
+        """Runs a branch.  Lanes with a true predicate continue at `target`, the other lanes at `following`."""
         taken_count = int(np.count_nonzero(predicate))
         if taken_count == self.size:
             return target
@@ -87,41 +87,41 @@ class LaneContext:
         """Runs `brx.idx`: each lane continues at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
-            text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
-            raise Fault(text, self.group.program.block(self.place, self.grain).end - 1)
+            message = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
+            raise Fault(message, self.group.program.block(self.place, self.grain).end - 1)
         if len(values) == 1:
             return targets[int(values[0])]
         self.children = [self.part(index == value, targets[int(value)]) for value in values]
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
-        """Makes a new context with the lanes in `mask`, at the instruction number `place`."""
+        """Returns a new context (group of lanes) with the lanes in `mask`.  It starts at instruction number `place`."""
         lane_indices = np.flatnonzero(mask)
         first, last = int(lane_indices[0]), int(lane_indices[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
-        pick: Any = slice(first, last + 1) if last - first + 1 == len(lane_indices) else lane_indices
-        live = self.group.live(place)
+        picked_lanes: Any = slice(first, last + 1) if last - first + 1 == len(lane_indices) else lane_indices
+        live_registers = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
-        for index in live:
+        for index in live_registers:
             value = self.registers[index]
-            if pick is lane_indices:
+            if picked_lanes is lane_indices:
                 _land(self.group, [value])
-            registers[index] = value[pick] if isinstance(value, np.ndarray) else value
-        return LaneContext(self.group, self.lanes[pick], registers, place)
+            registers[index] = value[picked_lanes] if isinstance(value, np.ndarray) else value
+        return LaneContext(self.group, self.lanes[picked_lanes], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Records a load or atomic that may be polling.  If the lanes repeat the access, other contexts run next."""
-        access = instruction, addresses.tobytes()
-        if self._polled == access:
+        """Records a load or atomic that may poll memory.  If the lanes repeat it, other lanes run next."""
+        access_key = instruction, addresses.tobytes()
+        if self._polled == access_key:
             self.steps += 1
-        self._polled = access
+        self._polled = access_key
 
     def repeats(self) -> bool:
-        """Returns whether the lanes are in a loop that only a store can end: their state equals an earlier state."""
-        changes = self.group.run.changes
-        if changes != self._changes or len(self._seen) > MOST_SEEN:
+        """Returns whether the lanes' state equals an earlier state.  Then only a store by others can end their loop."""
+        change_count = self.group.run.changes
+        if change_count != self._changes or len(self._seen) > MAX_SEEN_STATES:
             self._seen.clear()
-            self._changes = changes
+            self._changes = change_count
         values = (self.registers[index] for index in self.group.live(self.place))
         state_hash = hash((self.place, *(None if value is None else value.tobytes() for value in values)))
         self.spins = state_hash in self._seen
@@ -130,16 +130,16 @@ class LaneContext:
 
     @property
     def knows_all_changes(self) -> bool:
-        """Returns whether memory is unchanged since this context last stopped running."""
+        """Returns whether memory is unchanged since these lanes last stopped running."""
         return self._changes == self.group.run.changes
 
     @property
     def pattern(self) -> bytes:
-        """Returns the lane numbers, counted from the first warp, as bytes; empty for complete warps in sequence."""
+        """Returns the lane numbers as bytes, relative to the first warp.  Empty if complete warps are in sequence."""
         if self._pattern is None:
-            first = int(self.lanes[0])
-            is_contiguous = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
-            self._pattern = b"" if is_contiguous else (self.lanes - (first & ~31)).tobytes()
+            first_lane = int(self.lanes[0])
+            is_contiguous = not first_lane & 31 and int(self.lanes[-1]) - first_lane + 1 == self.size
+            self._pattern = b"" if is_contiguous else (self.lanes - (first_lane & ~31)).tobytes()
         return self._pattern
 
     def special(self, name: str) -> Any:
@@ -152,7 +152,7 @@ class LaneContext:
         return self._specials[name]
 
     def address(self, name: str, dtype: str) -> Any:
-        """Returns the address of a variable in its state space."""
+        """Returns the address of the variable `name` in its state space, as the NumPy type `dtype`."""
         return np.array(self.group.run.addresses[name], dtype)[()]
 
 
@@ -162,27 +162,27 @@ def value_of(value: Any, lane: int) -> int:
 
 
 def merged(contexts: Sequence[LaneContext]) -> LaneContext:
-    """Joins contexts at the same instruction into a single context, with the lanes in order."""
-    first = contexts[0]
+    """Joins contexts (groups of lanes) at the same instruction into a single context, with the lanes in order."""
+    first_context = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
-    order = np.argsort(lanes, kind="stable")
-    sorted_already = bool((order[1:] > order[:-1]).all())
-    registers: list[Any] = [None] * len(first.registers)
-    for index in first.group.live(first.place):
+    lane_order = np.argsort(lanes, kind="stable")
+    is_sorted = bool((lane_order[1:] > lane_order[:-1]).all())
+    registers: list[Any] = [None] * len(first_context.registers)
+    for index in first_context.group.live(first_context.place):
         values = [context.registers[index] for context in contexts]
-        registers[index] = _joined(values, contexts, None if sorted_already else order)
-    return LaneContext(first.group, lanes if sorted_already else lanes[order], registers, first.place)
+        registers[index] = _joined(values, contexts, None if is_sorted else lane_order)
+    return LaneContext(first_context.group, lanes if is_sorted else lanes[lane_order], registers, first_context.place)
 
 
 def _in_flight(group: CtaGroup, value: Any) -> Any:
     """Returns the chain of unfinished wgmmas that will write the register `value`, or None."""
-    base = value.base if isinstance(value, np.ndarray) else None
-    chain = group.accumulators.get(id(base)) if base is not None else None
+    base_array = value.base if isinstance(value, np.ndarray) else None
+    chain = group.accumulators.get(id(base_array)) if base_array is not None else None
     return chain if chain is not None and any(chain.in_flight) else None
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills accumulators before they are copied, because an unfinished wgmma does not write the copies."""
+    """Writes finished accumulators before they are copied, because an unfinished wgmma does not write the copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
         for index in range(len(chain.matrices)):
             chain.fill(index)
@@ -195,8 +195,8 @@ def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
         return None
     start, step = chain.buffer.ctypes.data, chain.buffer.strides[0]
     rows = {(value.ctypes.data - start) // step for value in values if getattr(value, "base", None) is chain.buffer}
-    same_row = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
-    return chain.rows[rows.pop()] if same_row else None
+    is_same_row = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
+    return chain.rows[rows.pop()] if is_same_row else None
 
 
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:
@@ -215,10 +215,10 @@ def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> A
         # Compares bits, because NaN is not equal to itself.
         if all(value.tobytes() == head.tobytes() for value in values[1:]):
             return head
-    joined = np.concatenate(
+    joined_values = np.concatenate(
         [
             np.full(context.size, value) if isinstance(value, np.generic) else value
             for value, context in zip(values, contexts, strict=True)
         ]
     )
-    return joined if order is None else joined[order]
+    return joined_values if order is None else joined_values[order]

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.integer]
 
 
 class Acting(Protocol):
-    """Describes the attributes of a context (lanes that run together) that the counter uses."""
+    """Describes the attributes that the counter reads from a context, which is a group of lanes that run together."""
 
     size: int
     lanes: npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class Acting(Protocol):
 
 
 class Counter:
-    """Holds the counts of one launch."""
+    """Holds the counts of memory traffic of one launch."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], int] = defaultdict(int)
@@ -72,11 +72,11 @@ class Counter:
         if len(address_array) == 1:
             sectors = len(np.unique(warps)) * max(1, size // SECTOR)
         else:
-            relative = address_array - address_array[0]
-            phase = int(address_array[0]) % SECTOR
-            key = _key(c, active, instruction, phase, relative)
+            relative_addresses = address_array - address_array[0]
+            sector_offset = int(address_array[0]) % SECTOR
+            key = _key(c, active, instruction, sector_offset, relative_addresses)
             if key not in self._sectors:
-                self._sectors[key] = _sectors(relative.astype(np.int64) + phase, warps, size)
+                self._sectors[key] = _sectors(relative_addresses.astype(np.int64) + sector_offset, warps, size)
             sectors = self._sectors[key]
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
@@ -96,16 +96,16 @@ class Counter:
         lanes = c.size if active is None else len(active)
         self.add(f"shared_{kind}_bytes", size * lanes, instruction)
         if len(offset_array) == 1:
-            wavefronts = minimum = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
+            wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
             relative = offset_array - offset_array[0]
-            phase = int(offset_array[0]) % (BANKS * BANK_BYTES)
-            key = _key(c, active, instruction, phase, relative)
+            bank_byte = int(offset_array[0]) % (BANKS * BANK_BYTES)
+            key = _key(c, active, instruction, bank_byte, relative)
             if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + phase, _lanes(c, active), size)
-            wavefronts, minimum = self._wavefronts[key]
+                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + bank_byte, _lanes(c, active), size)
+            wavefronts, min_wavefronts = self._wavefronts[key]
         self.add("shared_wavefronts", wavefronts, instruction)
-        self.add("shared_wavefronts_least", minimum, instruction)
+        self.add("shared_wavefronts_least", min_wavefronts, instruction)
 
 
 def _lanes(c: Acting, active: Any) -> Ints:
@@ -114,46 +114,46 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Returns the cache key of an address pattern.  It has hashes, because there may be many patterns."""
+    """Returns the cache key of an address pattern.  The key has hashes, because there may be many patterns."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
     """Counts the 32-byte sectors that the accesses touch.  A sector counts once for each warp."""
-    first = addresses // SECTOR
+    first_sector = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
-    return len(np.unique(warps.astype(np.int64) * (1 << 44) + (first - first.min())))
+    return len(np.unique(warps.astype(np.int64) * (1 << 44) + (first_sector - first_sector.min())))
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
     """Returns the number of wavefronts of an access, and the minimum for an access of the same size.
 
-    A wavefront is one pass through shared memory.  It serves every bank once, with one word for any number of lanes.
-    With 8 or 16 bytes per lane, halves or quarters of the warp are served (CUDA C++ programming guide, "Shared
-    Memory")."""
-    parts = max(1, size // BANK_BYTES)
-    phase = lanes.astype(np.int64) // (32 // parts)
-    phase -= phase[0]
-    words = (offsets // BANK_BYTES)[:, None] + np.arange(parts)
-    low = words.min()
-    span = int(words.max() - low) + 1
+    A wavefront is one pass through shared memory.  In one pass, each bank delivers one word, to any number of lanes.
+    With 8 or 16 bytes per lane, each half or quarter of the warp is served separately (CUDA C++ programming guide,
+    "Shared Memory")."""
+    words_per_lane = max(1, size // BANK_BYTES)
+    lane_phases = lanes.astype(np.int64) // (32 // words_per_lane)
+    lane_phases -= lane_phases[0]
+    lane_words = (offsets // BANK_BYTES)[:, None] + np.arange(words_per_lane)
+    low = lane_words.min()
+    word_span = int(lane_words.max() - low) + 1
     # The distinct words that each phase needs.
-    distinct_words = np.unique((phase[:, None] * span + (words - low)).ravel())
-    phases, word_offsets = np.divmod(distinct_words, span)
-    turns = np.bincount(phases * BANKS + (word_offsets + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
-    max_turns = turns.reshape(-1, BANKS).max(axis=1)
-    return int(max_turns.sum()), int(np.count_nonzero(max_turns))
+    distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - low)).ravel())
+    phases, word_offsets = np.divmod(distinct_words, word_span)
+    passes = np.bincount(phases * BANKS + (word_offsets + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
+    pass_counts = passes.reshape(-1, BANKS).max(axis=1)
+    return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 
 
 def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     """Marks the sectors of an allocation that an access uses.  `kind` is `read` or `write`."""
     name = f"sectors_{'read' if kind == 'read' else 'written'}"
-    marked = getattr(allocation, name)
+    sector_flags = getattr(allocation, name)
     start = allocation.base // SECTOR
-    if marked is None:
-        marked = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
-        setattr(allocation, name, marked)
+    if sector_flags is None:
+        sector_flags = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
+        setattr(allocation, name, sector_flags)
     # Accesses are aligned and at most 16 bytes wide: no access lies in two sectors.
-    marked[(addresses.astype(np.int64) // SECTOR) - start] = True
+    sector_flags[(addresses.astype(np.int64) // SECTOR) - start] = True

@@ -28,13 +28,12 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes from global memory.  With `copy`, an asynchronous copy reads, not the lanes.  With
-    `reduces`, the read is part of a reduction, which stores the combined values in the same step.
-    """
-    located = _located(c, addresses, size, active, instruction)
-    if located is None:
+    """Loads units of `size` bytes from global memory.  With `copy`, the reader is an asynchronous copy, not the lanes.
+    With `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
+    location = _located(c, addresses, size, active, instruction)
+    if location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
-    allocation, index = located
+    allocation, index = location
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
     if allocation.written is not None:
@@ -55,26 +54,26 @@ def store_located(
     reduces: bool = False,
 ) -> None:
     """Stores units of `size` bytes to global memory.  `copy` and `reduces` mean the same as for `load_located`."""
-    located = _located(c, addresses, size, active, instruction)
-    if located is None:
-        for position, address in enumerate(addresses):
-            item = value if isinstance(value, np.generic) else value[position]
-            lane = np.array([position if active is None else active[position]])
-            store_located(c, address, item, size, lane, instruction, copy=copy, reduces=reduces)
+    location = _located(c, addresses, size, active, instruction)
+    if location is None:
+        for lane_position, address in enumerate(addresses):
+            lane_value = value if isinstance(value, np.generic) else value[lane_position]
+            lane = np.array([lane_position if active is None else active[lane_position]])
+            store_located(c, address, lane_value, size, lane, instruction, copy=copy, reduces=reduces)
         return
-    allocation, index = located
+    allocation, index = location
     if allocation.read_only:
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
         view = allocation.view(size)
-        old = lambda: view[index] if isinstance(index, int) else view.take(index)
+        read_old = lambda: view[index] if isinstance(index, int) else view.take(index)
         c.group.run.observer.global_write(
-            c, active, allocation, addresses, size, instruction, copy, reduces, value, old
+            c, active, allocation, addresses, size, instruction, copy, reduces, value, read_old
         )
     if allocation.written is not None:
         start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
-        for byte in range(size):
-            allocation.written[start + byte] = True
+        for byte_index in range(size):
+            allocation.written[start + byte_index] = True
     if c.group.run.stored is not None:
         c.group.run.stored.append((np.atleast_1d(addresses).astype(np.int64), size))
     assign(allocation.view(size), index, value)
@@ -98,17 +97,17 @@ def _each(
 ) -> npt.NDArray[Any]:
     """Loads units of `size` bytes that lie in several allocations, one unit at a time."""
     units = np.empty(len(addresses), UNIT_DTYPES[size])
-    for position, address in enumerate(addresses):
-        lane = np.array([position if active is None else active[position]])
-        units[position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+    for lane_position, address in enumerate(addresses):
+        lane = np.array([lane_position if active is None else active[lane_position]])
+        units[lane_position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
     return units
 
 
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
     assert allocation.written is not None
     start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
-    for byte in range(size):
-        flags = allocation.written[start + byte]
-        if not flags.all():
-            byte_offset = int(start[~flags][0]) + byte
+    for byte_index in range(size):
+        written_flags = allocation.written[start + byte_index]
+        if not written_flags.all():
+            byte_offset = int(start[~written_flags][0]) + byte_index
             raise Fault(f"a read of byte {byte_offset} of {allocation.name}, which nobody has written", instruction)

@@ -14,33 +14,33 @@ from rooflab.bench.emulator.machine.schedule import MOST_NAMED, Schedule
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 
-MOST_LANES = 8192
+MAX_LANES = 8192
 """The most lanes of one vector.  More lanes gain nothing, because their registers no longer fit the caches."""
-MOST_WATCHED_LANES = 4096
+MAX_WATCHED_LANES = 4096
 """The most lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
 MOST_SHARED_BYTES = 64 << 20
 """The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
 """The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
-MOST_WAITS = 5
+MAX_LIMIT_BATCHES = 5
 """The time limit for the next CTA to end grows with the number of running batches, but not beyond this number."""
 SURE = 4
 """The number of rounds without a change after which threads that repeat their states count as stuck."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
-    """Yields batches of CTAs.  A batch runs in one NumPy vector, or is one cluster."""
-    per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
-    if per_cluster > 1:
+    """Yields batches of CTAs.  A batch is one cluster, or CTAs that run in one NumPy vector."""
+    ctas_per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
+    if ctas_per_cluster > 1:
         yield from _clusters(run, ctas)
         return
     if run.program.sequential:
         yield from ([cta] for cta in ctas)
         return
-    lanes = -(-run.block[0] * run.block[1] * run.block[2] // 32) * 32
-    limit = MOST_WATCHED_LANES if run.checks.races else MOST_LANES
-    batch_size = max(1, limit // lanes)
-    cta_bytes = run.shared_size + lanes * run.local_size
+    lanes_per_cta = -(-run.block[0] * run.block[1] * run.block[2] // 32) * 32
+    max_lanes = MAX_WATCHED_LANES if run.checks.races else MAX_LANES
+    batch_size = max(1, max_lanes // lanes_per_cta)
+    cta_bytes = run.shared_size + lanes_per_cta * run.local_size
     if cta_bytes:
         batch_size = max(1, min(batch_size, MOST_SHARED_BYTES // cta_bytes))
     for start in range(0, len(ctas), batch_size):
@@ -53,56 +53,56 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
         position = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
         lots.setdefault(tuple(coord // size for coord, size in zip(position, run.cluster, strict=True)), []).append(cta)
     count = run.cluster[0] * run.cluster[1] * run.cluster[2]
-    for members in lots.values():
-        if len(members) != count:
-            raise EmulationError(f"ctas: expected whole clusters of {count}, got {members}")
-        yield sorted(members)  # a CTA's place is its rank
+    for cluster_ctas in lots.values():
+        if len(cluster_ctas) != count:
+            raise EmulationError(f"ctas: expected whole clusters of {count}, got {cluster_ctas}")
+        yield sorted(cluster_ctas)  # a CTA's place is its rank
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs the CTAs `ctas`.  At one time, at most the number of CTAs that fit on an H100 run.
+    """Runs the CTAs `ctas`.  Never runs more CTAs at the same time than fit on an H100.
 
     `registers` returns the number of registers per thread.  Raises `EmulationError` if the kernel has a fault.
     """
-    waiting = _lots(run, ctas)
-    going: list[tuple[Schedule, Iterator[bool]]] = []
-    capacity, upcoming, idle, begun = _Places(run, registers), next(waiting, None), 0, 0
+    batch_iterator = _lots(run, ctas)
+    batches: list[tuple[Schedule, Iterator[bool]]] = []
+    capacity, next_batch, idle, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
-        while going or upcoming is not None:
-            free_ctas = capacity.free(sum(len(schedule.group.ctas) for schedule, _ in going), len(upcoming or ()))
-            if upcoming is not None and (not going or free_ctas >= (len(upcoming) if run.has_clusters else 1)):
-                batch = upcoming if run.has_clusters else upcoming[:free_ctas]
-                going.append(_begin(run, batch))
-                begun += len(batch)
-                _wait_again(run, going)
-                upcoming = upcoming[len(batch) :] or next(waiting, None)
-            old_changes, idle = run.changes, idle + 1
-            for item in list(going):
-                schedule, turns = item
-                polled = next(turns, None)
-                if polled is None:
+        while batches or next_batch is not None:
+            free_ctas = capacity.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
+            if next_batch is not None and (not batches or free_ctas >= (len(next_batch) if run.has_clusters else 1)):
+                batch = next_batch if run.has_clusters else next_batch[:free_ctas]
+                batches.append(_begin(run, batch))
+                begun_ctas += len(batch)
+                _wait_again(run, batches)
+                next_batch = next_batch[len(batch) :] or next(batch_iterator, None)
+            changes_before, idle = run.changes, idle + 1
+            for running_batch in list(batches):
+                schedule, batch_pauses = running_batch
+                is_polling = next(batch_pauses, None)
+                if is_polling is None:
                     _end(run, schedule)
-                    going.remove(item)
-                    _wait_again(run, going)
-                if not polled:
+                    batches.remove(running_batch)
+                    _wait_again(run, batches)
+                if not is_polling:
                     idle = 0
-            if run.changes != old_changes:
+            if run.changes != changes_before:
                 idle = 0
-            if idle > MOST_POLLS or (idle > SURE and all(schedule.stuck() for schedule, _ in going)):
-                text = _waits_for_ever(run, [schedule for schedule, _ in going])
-                if (unbegun := len(ctas) - begun) > 0:
-                    running = sum(len(schedule.group.ctas) for schedule, _ in going)
+            if idle > MOST_POLLS or (idle > SURE and all(schedule.stuck() for schedule, _ in batches)):
+                text = _waits_for_ever(run, [schedule for schedule, _ in batches])
+                if (unbegun := len(ctas) - begun_ctas) > 0:
+                    running = sum(len(schedule.group.ctas) for schedule, _ in batches)
                     text += f"; an H100 holds these {running} CTAs at once, and {unbegun} of {len(ctas)} have not begun"
                 raise EmulationError(text)
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the time limit for the next CTA to end.  More batches get more time, because the batches alternate."""
-    run.deadline = time.thread_time() + most_seconds() * min(len(going), MOST_WAITS)
+    """Sets the time limit for the next CTA to end.  More batches get more time, because they run in turn."""
+    run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
 
 
 class _Places:
-    """Computes how many CTAs an H100 holds at once."""
+    """Computes how many CTAs an H100 can run at the same time."""
 
     def __init__(self, run: Run, registers: Callable[[], int]):
         self._run, self._registers = run, registers
@@ -115,17 +115,17 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns the number of CTAs that fit beside the `taken` CTAs.  `more` CTAs are about to begin."""
+        """Returns the number of CTAs that fit on the GPU beside `taken` CTAs.  `more` CTAs will begin next."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken
 
 
 def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
-    texts = [text for schedule in schedules for text in schedule.describe()]
-    suffix = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    wait_texts = [wait_text for schedule in schedules for wait_text in schedule.describe()]
+    suffix = f"; and {len(wait_texts) - MOST_NAMED} more" if len(wait_texts) > MOST_NAMED else ""
     name = run.program.kernel.name
-    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(texts[:MOST_NAMED])}{suffix}"
+    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(wait_texts[:MOST_NAMED])}{suffix}"
 
 
 def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
@@ -136,8 +136,8 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
         group.maps = MapOrder(group.races)
         if global_races is not None:
             for index, cta in enumerate(ctas):
-                slot, first = divmod(index * group.lanes_per_cta // 32, group.race_warps)
-                global_races.attach(cta, group.races, slot, first, ctas[0] if run.has_clusters else None)
+                slot, first_warp = divmod(index * group.lanes_per_cta // 32, group.race_warps)
+                global_races.attach(cta, group.races, slot, first_warp, ctas[0] if run.has_clusters else None)
     schedule = Schedule(group, run.seed or None)
     return schedule, schedule.run()
 

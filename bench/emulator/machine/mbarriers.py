@@ -1,6 +1,6 @@
 """Implements mbarriers: the arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
 
-An mbarrier is identified by its offset in shared memory.  The emulator does not use its eight bytes there.
+The offset in shared memory identifies an mbarrier.  The emulator does not use the mbarrier's eight bytes there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rooflab.bench.emulator.machine.access import shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
-MOST_BYTES = (1 << 20) - 1
+MAX_PENDING_BYTES = (1 << 20) - 1
 """The largest tx-count (pending bytes) of an mbarrier."""
-Lot = tuple[int, Lanes]
+BarrierLanes = tuple[int, Lanes]
 """An mbarrier's offset in shared memory, and the indices in the context of the lanes that address the mbarrier."""
 Wait = tuple[int, int]
 """An mbarrier's offset in shared memory, and the parity of the phase that a lane waits for."""
@@ -39,18 +39,18 @@ class MBarriers:
         self._group = group
         self._states: dict[int, _State] = {}
 
-    def lots(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
-        """Groups the lanes in `mask` by the mbarrier that they address.  Returns pairs `(mbarrier_offset, lanes)`."""
+    def lots(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> list[BarrierLanes]:
+        """Groups the lanes in `mask` by the mbarrier at their address.  Returns pairs `(mbarrier_offset, lanes)`."""
         lanes = context.lanes_under(mask)
         if not len(lanes):
             return []
-        active = None if len(lanes) == context.size else lanes
-        lane_addresses = addresses if active is None or isinstance(addresses, np.generic) else addresses[lanes]
-        offsets = shared_offsets(context, lane_addresses, 8, active, instruction)
+        active_lanes = None if len(lanes) == context.size else lanes
+        lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[lanes]
+        offsets = shared_offsets(context, lane_addresses, 8, active_lanes, instruction)
         if isinstance(offsets, np.generic | int):
             return [(int(offsets), lanes)]
-        barriers, inverse = np.unique(offsets, return_inverse=True)
-        return [(int(offset), lanes[inverse == index]) for index, offset in enumerate(barriers)]
+        barriers, barrier_index = np.unique(offsets, return_inverse=True)
+        return [(int(offset), lanes[barrier_index == index]) for index, offset in enumerate(barriers)]
 
     def init(self, context: LaneContext, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.init`."""
@@ -84,11 +84,10 @@ class MBarriers:
     ) -> Any:
         """Runs `mbarrier.arrive`.  First adds `expect` pending bytes.  With `drop`, later phases need fewer arrivals.
 
-        Returns a token for each lane, the number of the lane's phase.  Raises `Fault` if an arrival with `.noComplete`
-        ends the phase."""
-        lots = self.lots(context, addresses, mask, instruction)
+        Returns the lanes' phase numbers as tokens.  Raises `Fault` if an arrival with `.noComplete` ends a phase."""
+        barrier_lanes = self.lots(context, addresses, mask, instruction)
         tokens = np.zeros(context.size, np.uint64)
-        for offset, lanes in lots:
+        for offset, lanes in barrier_lanes:
             state, arrivals = self._state(offset, instruction), _total(count, lanes)
             tokens[lanes] = state.phase
             self._signal(context, offset, lanes, instruction)
@@ -101,7 +100,7 @@ class MBarriers:
             self.arrived(offset, arrivals, instruction)
             if not may_complete and state.phase != tokens[lanes[0]]:
                 raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
-        return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
+        return tokens if len(barrier_lanes) > 1 else tokens[barrier_lanes[0][1][0] if barrier_lanes else 0]
 
     def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.expect_tx`."""
@@ -119,15 +118,15 @@ class MBarriers:
         """Subtracts the `size` bytes of a finished transfer from the pending bytes of the mbarrier."""
         state = self._state(place, instruction)
         state.bytes -= size
-        if state.bytes < -MOST_BYTES:
+        if state.bytes < -MAX_PENDING_BYTES:
             raise Fault("an mbarrier was told of more bytes than its count holds", instruction)
         self._settle(place, state)
 
     def _expect(self, place: int, size: int, instruction: int) -> None:
         state = self._state(place, instruction)
         state.bytes += size
-        if state.bytes > MOST_BYTES:
-            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MOST_BYTES}", instruction)
+        if state.bytes > MAX_PENDING_BYTES:
+            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
 
     def arrived(self, place: int, count: int, instruction: int) -> None:
         """Counts `count` arrivals at an mbarrier, by threads or by finished copies."""
@@ -151,16 +150,16 @@ class MBarriers:
     # Reports to the race detector.
 
     def _watch(self, context: LaneContext, tell: Any, lanes: Lanes) -> None:
-        races, per_slot = self._group.races, self._group.race_warps
+        races, warps_per_slot = self._group.races, self._group.race_warps
         if races is None:
             return
         warps = context.warps[lanes]
-        for slot in np.unique(warps // per_slot):
-            tell(races, int(slot), np.unique(warps[warps // per_slot == slot]) - int(slot) * per_slot)
+        for slot in np.unique(warps // warps_per_slot):
+            tell(races, int(slot), np.unique(warps[warps // warps_per_slot == slot]) - int(slot) * warps_per_slot)
 
     def _made(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, what: str) -> None:
-        tell = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
-        self._watch(context, tell, lanes)
+        report = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
+        self._watch(context, report, lanes)
 
     def _use(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), lanes)
@@ -185,23 +184,23 @@ class MBarriers:
         return self._state(place, instruction).phase & 1 != parity & 1
 
     def any_complete(self, waits: list[Wait]) -> bool:
-        """Returns whether one of the awaited phases is over, or its mbarrier no longer exists."""
+        """Returns whether one of the awaited phases is over, or one of the mbarriers no longer exists."""
         return any(offset not in self._states or self._states[offset].phase & 1 != parity for offset, parity in waits)
 
     def describe(self, waits: list[Wait]) -> str:
         """Describes the awaited phases in words."""
-        texts = []
+        phase_texts = []
         for offset, parity in waits:
             state = self._states.get(offset)
             address = offset % max(1, self._group.shared_size)
             if state is None:
-                texts.append(f"the mbarrier at 0x{address:x}, which is gone")
+                phase_texts.append(f"the mbarrier at 0x{address:x}, which is gone")
             else:
-                texts.append(
+                phase_texts.append(
                     f"phase {parity} of the mbarrier at 0x{address:x} (in phase {state.phase & 1}, {state.pending} of"
                     f" {state.count} arrivals and {state.bytes} bytes missing)"
                 )
-        return " and ".join(texts)
+        return " and ".join(phase_texts)
 
 
 def _total(value: Any, lanes: Lanes) -> int:

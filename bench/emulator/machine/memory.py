@@ -24,21 +24,21 @@ RANK_SHIFT = 24
 """In a shared::cluster address, the CTA's rank plus one starts at this bit; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The value of each byte in memory that was never written: it makes NaN in every floating type."""
-NEAR_BYTES = 1 << 16
+MAX_HINT_DISTANCE = 1 << 16
 """A message relates a wild address to an allocation that is at most this many bytes away."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """The binary logarithm of each access width."""
 
 
 def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
-    """Stores `value` in `view` at the index `index`.  `value` is a vector, or one value for all lanes."""
+    """Stores `value` in the array `view` at `index`.  `value` is a vector, or one value for all lanes."""
     if isinstance(index, int | np.generic) and isinstance(value, np.ndarray):
         value = value[-1]  # all lanes write one place: the last one wins
     view[index] = value
 
 
 class BadAccess(ValueError):
-    """Reports an access at `address` that no allocation allows.  The caller adds the instruction."""
+    """Raised on an access at `address` that no allocation allows.  The caller adds the instruction to the message."""
 
     def __init__(self, text: str, address: int):
         super().__init__(text)
@@ -68,13 +68,13 @@ class Allocation:
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """Returns the memory as units of `width` bytes.  The first unit is at `base`, rounded down to a multiple."""
+        """Returns the memory as units of `width` bytes.  The first unit is at `base`, rounded down to this width."""
         if width not in self.views:
             start = self.base // width * width
             count = -(-(self.base + self.size - start) // width)
             # The last unit may reach past the allocation: every access is checked against the allocation's own bytes.
-            raw = (ctypes.c_char * (count * width)).from_address(start)
-            self.views[width] = np.frombuffer(memoryview(raw), UNIT_DTYPES[width])
+            memory_bytes = (ctypes.c_char * (count * width)).from_address(start)
+            self.views[width] = np.frombuffer(memoryview(memory_bytes), UNIT_DTYPES[width])
         return self.views[width]
 
 
@@ -87,12 +87,12 @@ class GlobalMemory:
         self._last: Allocation | None = None
 
     def add(self, name: str, base: int, size: int, owner: Any, *, read_only: bool = False) -> Allocation | None:
-        """Registers `size` bytes at `base`.  Part of a known allocation is not added again."""
+        """Registers `size` bytes at `base`.  A range inside a known allocation is not registered again."""
         if size <= 0:
             return None
-        existing = self.find(base)
-        if existing is not None and base + size <= existing.end:
-            return existing
+        known_allocation = self.find(base)
+        if known_allocation is not None and base + size <= known_allocation.end:
+            return known_allocation
         allocation = Allocation(name, base, size, owner, read_only=read_only)
         index = bisect_right(self._bases, base)
         self.allocations.insert(index, allocation)
@@ -101,9 +101,9 @@ class GlobalMemory:
 
     def find(self, address: int) -> Allocation | None:
         """Returns the allocation that holds `address`, or None."""
-        last = self._last
-        if last is not None and last.base <= address < last.end:
-            return last
+        last_allocation = self._last
+        if last_allocation is not None and last_allocation.base <= address < last_allocation.end:
+            return last_allocation
         index = bisect_right(self._bases, address) - 1
         if index >= 0 and address < self.allocations[index].end:
             self._last = self.allocations[index]
@@ -113,19 +113,19 @@ class GlobalMemory:
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """Returns the allocation that holds all `addresses`, and their indices in its view with units of `width` bytes.
 
-        Returns None for several allocations.  Raises `BadAccess` on an address that is misaligned or in no allocation.
-        """
-        first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
-        allocation = self.find(first)
+        Returns None if several allocations hold them.  Raises `BadAccess` on an address that is misaligned or in no
+        allocation."""
+        first_address = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
+        allocation = self.find(first_address)
         if allocation is None:
-            raise BadAccess(self._outside(first, width), first)
+            raise BadAccess(self._outside(first_address, width), first_address)
         view_base = allocation.base // width * width
         if isinstance(addresses, np.generic):
-            if first % width:
-                raise BadAccess(f"address 0x{first:x} is not a multiple of {width} bytes", first)
-            if first + width > allocation.end:
-                raise BadAccess(self._outside(first, width), first)
-            return allocation, (first - view_base) // width
+            if first_address % width:
+                raise BadAccess(f"address 0x{first_address:x} is not a multiple of {width} bytes", first_address)
+            if first_address + width > allocation.end:
+                raise BadAccess(self._outside(first_address, width), first_address)
+            return allocation, (first_address - view_base) // width
         # Addresses below the base wrap to large numbers, so that one comparison checks both ends.
         offsets = addresses - np.uint64(allocation.base)
         if int(offsets.max()) > allocation.size - width:
@@ -133,8 +133,8 @@ class GlobalMemory:
             return None
         if width > 1:
             if int(np.bitwise_or.reduce(addresses)) & (width - 1):
-                bad = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
-                raise BadAccess(f"address 0x{bad:x} is not a multiple of {width} bytes", bad)
+                bad_address = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
+                raise BadAccess(f"address 0x{bad_address:x} is not a multiple of {width} bytes", bad_address)
             offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
         return allocation, offsets.view(np.int64)
 
@@ -150,7 +150,7 @@ class GlobalMemory:
         alloc = min(neighbours, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
-        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > NEAR_BYTES:
+        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > MAX_HINT_DISTANCE:
             hint = "if a pointer in memory led there, name its tensor (memory=)"
             return f"{width} bytes at 0x{address:x} lie far from every argument; {hint}"
         if address >= alloc.base:

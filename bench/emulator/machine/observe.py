@@ -12,16 +12,16 @@ from rooflab.bench.emulator.machine.counting import Acting, Counter
 from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
-from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA, AsyncOperation
+from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
 from rooflab.bench.emulator.text.syntax import PtxKernel
 
 Lanes = npt.NDArray[np.int64]
-MOST_BLOCK = 1024
+MAX_BLOCK_BYTES = 1024
 """The most bytes of a memory range that the race detector takes at once."""
 
 
 class Ctas(Protocol):
-    """Describes the attributes of a group of CTAs that the observer uses."""
+    """Describes the attributes that the observer reads from a group of CTAs."""
 
     ctas: list[int]
     memory: GlobalMemory
@@ -33,7 +33,7 @@ class Ctas(Protocol):
 
 
 class Watched(Acting, Protocol):
-    """Describes lanes that run together, with their CTAs."""
+    """Describes the attributes that the observer reads from lanes that run together."""
 
     slot: int | None
     slots: Lanes
@@ -63,14 +63,14 @@ class Observer:
 
     def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
         """Returns for each active lane its slot in the race detector (a CTA or a cluster), and its warp in the slot."""
-        per_slot = c.group.race_warps
+        warps_per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
         if self._has_clusters:
             return 0, warps
         if c.slot is not None:
-            return c.slot, warps - c.slot * per_slot
+            return c.slot, warps - c.slot * warps_per_slot
         slots = c.slots if active is None else c.slots[active]
-        return slots, warps % per_slot
+        return slots, warps % warps_per_slot
 
     def shared_read(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes read shared memory."""
@@ -87,8 +87,8 @@ class Observer:
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             lane_offsets = _addresses(offsets, len(warps))
-            old = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
-            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, old)
+            read_old = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
+            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, read_old)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""
@@ -152,8 +152,8 @@ class Observer:
     def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
         """Reports `wgmma.wait_group` for finished wgmma groups."""
         if group.races is not None:
-            for mark in marks:
-                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
+            for race_mark in marks:
+                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, race_mark)
 
     def load_begins(
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
@@ -165,12 +165,12 @@ class Observer:
         if races is None:
             return None
         slots, warps = self._who(c, np.array([lane]))
-        transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
+        transfer = races.begin_async(start // c.group.race_bytes, warps, TMA_LOAD)
         blocks, width = _blocks(start, size)
         races.async_write(transfer, blocks, width, instruction)
         # A CTA's own mbarrier needs no fence in a cluster either: Triton emits a fence only where other CTAs signal.
-        foreign = int(c.slots[lane]) != barrier // c.group.shared_size
-        races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
+        is_remote = int(c.slots[lane]) != barrier // c.group.shared_size
+        races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=is_remote)
         return transfer
 
     @staticmethod
@@ -194,12 +194,12 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`.  `done` lists the finished copies, each with its issuing lane."""
-        for lane, mark in done:
-            if mark is not None and group.races is not None:
+        """Reports `cp.async.bulk.wait_group`.  `done` lists the finished copies, each with the lane that issued it."""
+        for lane, race_mark in done:
+            if race_mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
                 slot, warp = divmod(lane // 32, group.race_warps)
-                group.races.acquire_async(slot, np.array([warp]), mark)
+                group.races.acquire_async(slot, np.array([warp]), race_mark)
 
     # Global memory
 
@@ -255,7 +255,7 @@ class Observer:
                 races.write(actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns for each lane its actor number in the race detector `GlobalRaces`, and its address."""
+        """Returns for each lane its number in the race detector `GlobalRaces`, and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         count = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * count + warps % count
@@ -271,16 +271,16 @@ class Observer:
         return "cta" in parts or ("cluster" in parts and not self._has_clusters)
 
     def _is_near(self, instruction: int) -> bool:
-        """Returns whether the instruction's scope is the cluster."""
+        """Returns whether the instruction's scope is the cluster, not the whole device."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
         assert self.global_races is not None
-        release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
+        releases, acquires = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         in_cluster = self._is_near(instruction)
         # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
         for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
-            self.global_races.synchronise(actor, address, release, acquire, stores, in_cluster)
+            self.global_races.synchronise(actor, address, releases, acquires, stores, in_cluster)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Reports that lanes do an atomic operation on global memory."""
@@ -310,7 +310,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
     """Splits a range of bytes into aligned pieces of equal size.  Returns the start of each piece, and the size."""
-    width = MOST_BLOCK
+    width = MAX_BLOCK_BYTES
     while start % width or size % width:
         width //= 2
     return np.arange(start, start + size, width), width

@@ -19,7 +19,7 @@ from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 from rooflab.bench.emulator.text.program import Program
-from rooflab.bench.emulator.text.syntax import PtxError, Triple
+from rooflab.bench.emulator.text.syntax import PtxError, SizeTriple
 
 MOST_THREADS = 1024
 SMS = 132
@@ -33,21 +33,21 @@ Lanes = npt.NDArray[np.int64]
 
 
 def most_seconds() -> float:
-    """Returns a CTA's time limit in seconds of processor time.  Raises `ValueError` if the variable is not a number."""
-    text = os.environ.get(SECONDS, MOST_SECONDS)
-    if not re.fullmatch(r"\d+\.?\d*", text):
-        raise ValueError(f"{SECONDS}: expected a number of seconds, got {text!r}")
-    return float(text)
+    """Reads a CTA's time limit in processor seconds from the environment.  Raises `ValueError` if it is no number."""
+    limit_text = os.environ.get(SECONDS, MOST_SECONDS)
+    if not re.fullmatch(r"\d+\.?\d*", limit_text):
+        raise ValueError(f"{SECONDS}: expected a number of seconds, got {limit_text!r}")
+    return float(limit_text)
 
 
 class EmulationError(RuntimeError):
-    """Reports that the kernel broke a rule, even one that a GPU does not check.  The text names the source line."""
+    """Raised if the kernel broke a rule of the GPU, even one that a GPU does not check.  Names the source line."""
 
 
 class Fault(Exception):
     """Reports a fault of one instruction.  The scheduler turns it into an `EmulationError`.
 
-    `lane` is the number of the faulty lane among the CTAs that run at once, or None if not known.
+    `lane` is the number of the faulty lane among the CTAs that run together, or None if not known.
     """
 
     def __init__(self, text: str, instruction: int, lane: int | None = None):
@@ -76,7 +76,7 @@ class Checks:
 
 
 class VariableLayout(NamedTuple):
-    """Holds the addresses of a kernel's variables and parameters in their state spaces, and the sizes of memory."""
+    """Holds the addresses of a kernel's variables and parameters, and the sizes of its shared and local memory."""
 
     addresses: dict[str, int]
     static_shared: int
@@ -86,14 +86,14 @@ class VariableLayout(NamedTuple):
 
 
 class Run:
-    """Holds the state of a launch of `program` on `grid` CTAs."""
+    """Holds the state of one launch of the kernel `program`, with a grid of CTAs."""
 
     def __init__(
         self,
         program: Program,
-        grid: Triple,
-        block: Triple,
-        cluster: Triple,
+        grid: SizeTriple,
+        block: SizeTriple,
+        cluster: SizeTriple,
         memory: GlobalMemory,
         parameters: bytes,
         layout: VariableLayout,
@@ -124,22 +124,22 @@ class Run:
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
-        version = [int(number) for number in program.version.split(".")]
+        version = [int(version_part) for version_part in program.version.split(".")]
         self.old_strides = version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
         self.counter = Counter() if checks.counts else None
-        ctas = grid[0] * grid[1] * grid[2]
+        cta_count = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
         self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races: GlobalRaces | None = None
-        if checks.races and ctas > 1:
-            self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
+        if checks.races and cta_count > 1:
+            self.global_races = GlobalRaces(cta_count, program.granules["global"], warps=self.actors_per_cta)
             for allocation in memory.allocations:
                 self.global_races.add(allocation.base, allocation.size)
-        watched = self.counter is not None or checks.races
+        is_observed = self.counter is not None or checks.races
         self.observer: Observer | None = None
-        if watched:
+        if is_observed:
             self.observer = Observer(
                 program.kernel, self.strong, self.actors_per_cta, self.has_clusters, self.counter, self.global_races
             )
@@ -177,9 +177,9 @@ class CtaGroup:
         self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
         self.local: npt.NDArray[np.uint8] | None = None
         self.local_written: npt.NDArray[np.bool_] | None = None
-        lanes = np.arange(len(ctas) * self.lanes_per_cta)
-        self.alive = lanes % self.lanes_per_cta < threads
-        self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
+        lane_numbers = np.arange(len(ctas) * self.lanes_per_cta)
+        self.alive = lane_numbers % self.lanes_per_cta < threads
+        self.race_warps = len(lane_numbers) // 32 if run.has_clusters else self.lanes_per_cta // 32
         """The warps of a race detector's slot.  A slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
         """The bytes of shared memory of one slot of the race detector."""
@@ -197,7 +197,7 @@ class CtaGroup:
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """Returns the index that the race detector uses for the CTA at the index `slot` of this group."""
+        """Returns the race detector's index for the CTA with the index `slot` in this group."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:
@@ -226,8 +226,8 @@ class CtaGroup:
         key = f"alive {grain}"
         if key not in self._specials:
             self._specials[key] = np.bincount(self.pieces(self.all_lanes(), grain))
-        counts = np.bincount(self.pieces(lanes, grain))
-        return bool(((counts == 0) | (counts == self._specials[key][: len(counts)])).all())
+        lane_counts = np.bincount(self.pieces(lanes, grain))
+        return bool(((lane_counts == 0) | (lane_counts == self._specials[key][: len(lane_counts)])).all())
 
     def end(self, lanes: Lanes) -> None:
         """Marks the threads `lanes` as ended."""
@@ -236,14 +236,14 @@ class CtaGroup:
             self._specials.pop(key, None)
 
     def time(self, name: str) -> Any:
-        """Returns a clock that counts basic blocks.  A kernel can rely only on the increase of its value."""
+        """Returns a clock that counts basic blocks.  A kernel may only rely on a growing value."""
         value = self.run.steps
         return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
-        if (fixed := self._fixed(name)) is not None:
-            return fixed
+        if (fixed_value := self._fixed(name)) is not None:
+            return fixed_value
         lane_offsets = lanes % self.lanes_per_cta
         if name == "laneid":
             return (lane_offsets & 31).astype(np.uint32)
@@ -251,10 +251,10 @@ class CtaGroup:
             return _scalar_if_same((lane_offsets >> 5).astype(np.uint32))
         if name.startswith("lanemask_"):
             return _lane_mask(name.removeprefix("lanemask_"), (lane_offsets & 31).astype(np.uint64))
-        base, _, axis = name.partition(".")
-        if base == "tid":
+        register_name, _, axis = name.partition(".")
+        if register_name == "tid":
             return _axis(lane_offsets, self.block, axis)
-        return self._of_cta(base, axis, slots)
+        return self._of_cta(register_name, axis, slots)
 
     def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
         cta_numbers = np.asarray(self.ctas)[slots]
@@ -270,8 +270,8 @@ class CtaGroup:
         if base == "cluster_ctaid":
             return _scalar_if_same(cluster_position["xyz".index(axis)].astype(np.uint32))
         if base == "cluster_ctarank":
-            rank = cluster_position[0] + cluster[0] * (cluster_position[1] + cluster[1] * cluster_position[2])
-            return _scalar_if_same(rank.astype(np.uint32))
+            cta_rank = cluster_position[0] + cluster[0] * (cluster_position[1] + cluster[1] * cluster_position[2])
+            return _scalar_if_same(cta_rank.astype(np.uint32))
         if base == "clusterid":
             index = "xyz".index(axis)
             return _scalar_if_same((grid_position[index] // cluster[index]).astype(np.uint32))
@@ -280,15 +280,15 @@ class CtaGroup:
         raise PtxError(f"PTX: expected a special register that is known, got %{base}")
 
     def _fixed(self, name: str) -> Any:
-        base, _, axis = name.partition(".")
-        sizes: dict[str, Triple] = {
+        register_name, _, axis = name.partition(".")
+        sizes: dict[str, SizeTriple] = {
             "ntid": self.block,
             "nctaid": self.grid,
             "cluster_nctaid": self.run.cluster,
             "nclusterid": tuple(size // ctas for size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
         }
-        if base in sizes:
-            return np.uint32(sizes[base]["xyz".index(axis)])
+        if register_name in sizes:
+            return np.uint32(sizes[register_name]["xyz".index(axis)])
         cluster = self.run.cluster
         register_values = {
             "nwarpid": self.lanes_per_cta // 32,
@@ -303,7 +303,7 @@ class CtaGroup:
         return np.uint32(register_values[name]) if name in register_values else None
 
 
-def _axis(numbers: npt.NDArray[np.int64], sizes: Triple, axis: str) -> npt.NDArray[np.uint32]:
+def _axis(numbers: npt.NDArray[np.int64], sizes: SizeTriple, axis: str) -> npt.NDArray[np.uint32]:
     x, y, _ = sizes
     if axis == "x":
         return (numbers % x).astype(np.uint32)
@@ -317,13 +317,13 @@ def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
 
 
 def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    one, all_ = np.uint64(1), np.uint64(0xFFFFFFFF)
-    lower_bits = (one << lane) - one
+    one_bit, all_bits = np.uint64(1), np.uint64(0xFFFFFFFF)
+    lower_bits = (one_bit << lane) - one_bit
     masks = {
-        "eq": one << lane,
+        "eq": one_bit << lane,
         "lt": lower_bits,
-        "le": lower_bits | one << lane,
-        "gt": all_ & ~(lower_bits | one << lane),
-        "ge": all_ & ~lower_bits,
+        "le": lower_bits | one_bit << lane,
+        "gt": all_bits & ~(lower_bits | one_bit << lane),
+        "ge": all_bits & ~lower_bits,
     }
     return masks[kind].astype(np.uint32)

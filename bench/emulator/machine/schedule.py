@@ -1,4 +1,4 @@
-"""Schedules the threads of CTAs that run at once: picks the next lanes, joins lanes that meet, and finds deadlocks.
+"""Schedules the threads of CTAs that run together: picks the next lanes, joins lanes that meet, and finds deadlocks.
 
 Lanes at one instruction form a context.  Without a seed, the context with the lowest instruction number runs next, so
 that lanes from two branches meet again.  With a seed, the order is random: another order can expose other faults.
@@ -18,14 +18,14 @@ from rooflab.bench.emulator.machine.run import SECONDS, CtaGroup, EmulationError
 from rooflab.bench.emulator.machine.waiting import Waiting
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 
-WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
+MASKED_INSTRUCTIONS = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 BLOCKS_PER_TURN = 2000
 """The number of basic blocks that a context runs before other contexts run: it may wait for them in a loop."""
-SHORT_TURN = 20
+BLOCKS_PER_SHORT_TURN = 20
 """The number of basic blocks that a spinning context runs before other contexts run."""
-MEETS = 0.9
+MEET_PROBABILITY = 0.9
 """In a random order, the probability that the part of a warp that is furthest back in the program runs next."""
-MERGED_REGISTERS = 48
+MAX_MERGED_REGISTERS = 48
 """Whole warps are joined only if at most this many registers are live, because joining accumulators takes 0.1 ms."""
 
 
@@ -34,25 +34,25 @@ MOST_NAMED = 6
 
 
 def may_run(context: LaneContext, instruction: Instruction) -> bool:
-    """Returns whether a context has all lanes that the instruction's member mask requires, apart from ended lanes."""
+    """Returns whether `context` has all lanes in the instruction's member mask.  Ended lanes are not required."""
     if instruction.opcode.startswith("activemask"):
         return True
-    if not instruction.opcode.startswith(WITH_MASK):
+    if not instruction.opcode.startswith(MASKED_INSTRUCTIONS):
         return False
     mask = member_mask(context, instruction)
     group = context.group
     for warp in np.unique(context.warps):
-        first = int(warp) * 32
-        present = context.lanes[context.warps == warp]
+        start = int(warp) * 32
+        present_lanes = context.lanes[context.warps == warp]
         bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        required_lanes = {first + bit for bit in range(32) if bits >> bit & 1 and group.alive[first + bit]}
-        if not required_lanes <= set(map(int, present)):
+        required_lanes = {start + bit for bit in range(32) if bits >> bit & 1 and group.alive[start + bit]}
+        if not required_lanes <= set(map(int, present_lanes)):
             return False
     return True
 
 
 def member_mask(context: LaneContext, instruction: Instruction) -> Any:
-    """Returns the member mask of an instruction, its last operand: an integer, or one integer per lane."""
+    """Returns an instruction's last operand, which is its member mask: an integer, or one integer per lane."""
     operand = instruction.operands[-1]
     if isinstance(operand, Immediate):
         return operand.value & 0xFFFFFFFF
@@ -64,7 +64,7 @@ def member_mask(context: LaneContext, instruction: Instruction) -> Any:
 
 
 class Schedule:
-    """Schedules the lane contexts of the CTAs that run at once."""
+    """Schedules the lanes of the CTAs that run at once."""
 
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
@@ -81,25 +81,25 @@ class Schedule:
         count = len(self.program.kernel.registers)
         if not self.program.sequential and self._random is None:
             return [LaneContext(self.group, lanes, [None] * count, 0)]
-        pieces = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
+        lane_sets = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
         if self._random is not None:
-            pieces = [subset for lane_set in pieces for subset in self._cut(lane_set)]
-        return [LaneContext(self.group, lane_set, [None] * count, 0) for lane_set in pieces]
+            lane_sets = [subset for lane_set in lane_sets for subset in self._cut(lane_set)]
+        return [LaneContext(self.group, lane_set, [None] * count, 0) for lane_set in lane_sets]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
         """Cuts a CTA's lanes into random groups of complete warps."""
         assert self._random is not None
         warps = np.unique(lanes >> 5)
-        cuts = [warp for warp in warps[1:] if self._random.random() < 0.5]
-        return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, cuts)) if len(lane_set)]
+        cut_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
+        return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, cut_warps)) if len(lane_set)]
 
     def _resume(self, contexts: list[LaneContext]) -> None:
         self.ready += contexts
 
     def run(self) -> Iterator[bool]:
-        """Runs all contexts to their end.  Pauses from time to time, so that other CTAs can run.
+        """Runs all lanes to their end.  Pauses from time to time, so that other CTAs can run.
 
-        Each pause yields whether a context polls memory, which is one way to wait."""
+        Each pause yields whether the paused lanes wait by polling memory."""
         while True:
             if not self.ready:
                 if not self.meeting and not self.waiting.any():
@@ -110,7 +110,7 @@ class Schedule:
             if time.thread_time() > self.group.run.deadline:
                 raise EmulationError(self._endless())
             context = self._next()
-            for _ in range(SHORT_TURN if context.spins else BLOCKS_PER_TURN):
+            for _ in range(BLOCKS_PER_SHORT_TURN if context.spins else BLOCKS_PER_TURN):
                 steps = context.steps
                 if not self._step(context):
                     break
@@ -132,16 +132,16 @@ class Schedule:
                 yield context.spins
 
     def stuck(self) -> bool:
-        """Returns whether all contexts wait for a change of memory."""
+        """Returns whether all lanes wait for a change of memory."""
         return all(context.spins and context.knows_all_changes for context in self.ready)
 
     def _endless(self) -> str:
-        name, states = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
-        text = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {states}"
-        return f"{text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
+        name, state_texts = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
+        message = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {state_texts}"
+        return f"{message}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
-        """Resumes contexts that have met or have a finished transfer.  Returns whether it resumed any context."""
+        """Resumes lanes that met, or that waited for a finished copy.  Returns whether it resumed any."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
@@ -150,35 +150,35 @@ class Schedule:
     def _next(self) -> LaneContext:
         if self._random is not None:
             return self._drawn(self._random)
-        best = min(range(len(self.ready)), key=lambda index: (self.ready[index].steps, self.ready[index].place))
-        return self.ready.pop(best)
+        best_index = min(range(len(self.ready)), key=lambda index: (self.ready[index].steps, self.ready[index].place))
+        return self.ready.pop(best_index)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Draws a random context.  The part of a warp with the lowest instruction is preferred, so that parts meet."""
+        """Draws random lanes.  Prefers the part of a warp with the lowest instruction, so that parts meet."""
         context = self.ready[draws.randrange(len(self.ready))]
-        if context.grain == 1 and draws.random() < MEETS:
-            kin = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
-            context = min(kin, key=lambda other: (other.steps, other.place))
-            alike = [other for other in kin if (other.steps, other.place) == (context.steps, context.place)]
-            if len(alike) > 1 and self._joinable(alike[0], alike[1]):
-                self.ready = [other for other in self.ready if other not in alike]
-                joined = merged(alike)
-                joined.steps = context.steps
-                return joined
+        if context.grain == 1 and draws.random() < MEET_PROBABILITY:
+            peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
+            context = min(peers, key=lambda other: (other.steps, other.place))
+            same_place = [other for other in peers if (other.steps, other.place) == (context.steps, context.place)]
+            if len(same_place) > 1 and self._joinable(same_place[0], same_place[1]):
+                self.ready = [other for other in self.ready if other not in same_place]
+                joined_context = merged(same_place)
+                joined_context.steps = context.steps
+                return joined_context
         self.ready.remove(context)
         return context
 
     def _switch(self, context: LaneContext) -> bool:
-        """Returns whether another context should run next.  May first join two contexts at the same instruction."""
+        """Returns whether other lanes should run next.  May first join two groups of lanes at one instruction."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         start = context.place
         for peer in self.ready:
             if peer.place == start and self._joinable(context, peer):
                 self.ready.remove(peer)
-                joined = merged([context, peer])
-                joined.steps = max(context.steps, peer.steps)
-                self.ready.append(joined)
+                joined_context = merged([context, peer])
+                joined_context.steps = max(context.steps, peer.steps)
+                self.ready.append(joined_context)
                 context.size = 0
                 return True
         return any(peer.place < start and peer.steps <= context.steps for peer in self.ready)
@@ -188,10 +188,10 @@ class Schedule:
             return False  # a copy of an accumulator would miss what a wgmma in flight writes later
         if self.program.sequential and a.slot != b.slot:
             return False
-        return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
+        return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MAX_MERGED_REGISTERS
 
     def _step(self, context: LaneContext) -> bool:
-        """Runs one basic block.  Returns whether the context can also run its next block."""
+        """Runs one basic block.  Returns whether the same lanes can also run their next block."""
         if not context.size:
             return False
         start, program = context.place, self.program
@@ -232,35 +232,35 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins contexts that wait at the instruction `place` (None: at any).  Returns whether any can continue."""
-        went = False
+        """Joins groups of lanes that wait at instruction `place` (None: at any).  Returns whether any can continue."""
+        has_resumed = False
         positions = {context.place for context in self.meeting} if place is None else {place}
         for position in positions:
-            waiting = [context for context in self.meeting if context.place == position]
-            need = self.program.together[position]
+            waiting_contexts = [context for context in self.meeting if context.place == position]
+            needed_lanes = self.program.together[position]
             instruction = self.program.kernel.instructions[position]
-            for members in self._pieces(waiting, need):
-                joined = members[0] if len(members) == 1 else merged(members)
-                joined.regrain()
-                if joined.grain >= need or may_run(joined, instruction):
-                    self.meeting = [context for context in self.meeting if context not in members]
-                    self.ready.append(joined)
-                    went = True
-        return went
+            for piece_contexts in self._pieces(waiting_contexts, needed_lanes):
+                joined_context = piece_contexts[0] if len(piece_contexts) == 1 else merged(piece_contexts)
+                joined_context.regrain()
+                if joined_context.grain >= needed_lanes or may_run(joined_context, instruction):
+                    self.meeting = [context for context in self.meeting if context not in piece_contexts]
+                    self.ready.append(joined_context)
+                    has_resumed = True
+        return has_resumed
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Groups the contexts into lists.  The contexts of one list have lanes of the same warp or warpgroup."""
-        lots: list[tuple[set[int], list[LaneContext]]] = []
+        """Returns lists of contexts (groups of lanes).  Each list has the lanes of one warp or warpgroup."""
+        context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
-            shared = [lot for lot in lots if lot[0] & piece_numbers]
-            members = [context]
-            for lot in shared:
-                piece_numbers |= lot[0]
-                members = lot[1] + members
-                lots.remove(lot)
-            lots.append((piece_numbers, members))
-        return [members for _, members in lots]
+            overlapping_groups = [context_group for context_group in context_groups if context_group[0] & piece_numbers]
+            piece_contexts = [context]
+            for context_group in overlapping_groups:
+                piece_numbers |= context_group[0]
+                piece_contexts = context_group[1] + piece_contexts
+                context_groups.remove(context_group)
+            context_groups.append((piece_numbers, piece_contexts))
+        return [piece_contexts for _, piece_contexts in context_groups]
 
     def _where(self, context: LaneContext, fault: Fault) -> str:
         if fault.lane is None:
@@ -269,13 +269,13 @@ class Schedule:
         return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
     def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
-        """Returns the message for a fault, with the names of the kernel, its source line and the CTAs."""
+        """Returns the message for a fault, which names the kernel, its source line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
         cta_names = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
         return f"{self.program.kernel.name}: {instruction.describe()}, CTA {cta_names}{who}: {fault}"
 
     def describe(self) -> list[str]:
-        """Returns a text for each context that says what it runs or waits for."""
+        """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
         running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
         waits = [(context, "polling" if context.spins else "running", position) for context, position in running]
         wait_text = "waiting for the rest of its warp or warpgroup"
@@ -286,14 +286,14 @@ class Schedule:
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:
-    """Returns whether two contexts may have lanes of the same warp."""
+    """Returns whether two groups of lanes may have lanes of the same warp."""
     return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
 
 
 def describe(context: LaneContext) -> str:
-    """Returns a text with the CTA and the warps of a context: `CTA 3, warps 0 to 3`."""
-    per_cta = context.group.lanes_per_cta // 32
-    warps = sorted({int(warp) % per_cta for warp in np.unique(context.warps)})
-    ctas = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
+    """Returns a text with the CTA and the warps of a group of lanes: `CTA 3, warps 0 to 3`."""
+    warps_per_cta = context.group.lanes_per_cta // 32
+    warps = sorted({int(warp) % warps_per_cta for warp in np.unique(context.warps)})
+    cta_numbers = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
     warp_names = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
-    return f"CTA {', '.join(map(str, ctas[:3]))}, {warp_names}"
+    return f"CTA {', '.join(map(str, cta_numbers[:3]))}, {warp_names}"

@@ -1,6 +1,6 @@
 """Implements asynchronous copies (TMA, bulk copies, `cp.async`), and the waits for them.
 
-A copy is delayed until a thread waits for it.  So an instruction that reads its destination too early finds poison.
+A copy is delayed until a thread waits for it.  An instruction that reads its destination too early gets invalid values.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Transfers:
     # Copies that tell an mbarrier, or belong to a bulk group
 
     def start(self, transfer: Transfer, lane: int | None = None) -> None:
-        """Starts a copy.  If `lane` is given, the copy joins the open bulk group of this thread."""
+        """Starts a copy.  If `lane` is given, the copy joins the open bulk group of the thread `lane`."""
         if lane is not None:
             transfer.lane = lane
             self._bulk.setdefault(lane, _Bulk()).open.append(transfer)
@@ -90,18 +90,18 @@ class Transfers:
             transfer.has_read = True
         if transfer.read is not None and only_reads:
             return
-        going = self._loads if transfer.read is None else self._stores
-        if transfer in going:
-            del going[transfer]
+        pending_copies = self._loads if transfer.read is None else self._stores
+        if transfer in pending_copies:
+            del pending_copies[transfer]
             transfer.run()
 
     def finish_one(self) -> bool:
         """Finishes one copy that signals an mbarrier.  Returns whether there was such a copy."""
         if not self._loads:
             return False
-        helpful = list(self._loads)
-        index = self._random.randrange(len(helpful)) if self._random is not None else 0
-        self._finish(helpful[index])
+        signalling_copies = list(self._loads)
+        index = self._random.randrange(len(signalling_copies)) if self._random is not None else 0
+        self._finish(signalling_copies[index])
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
@@ -114,7 +114,7 @@ class Transfers:
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
         """Runs `cp.async.bulk.wait_group` for the threads `lanes`: finishes all groups except the last `newest`.
 
-        Returns the finished copies.  With `only_reads`, the copies only read their sources."""
+        Returns the finished copies.  With `only_reads`, the copies read their sources, but write nothing yet."""
         finished_copies: list[Transfer] = []
         for lane, bulk in self._bulk.items():
             if lane in lanes:
@@ -148,22 +148,22 @@ class Transfers:
         """Runs `cp.async.wait_group`.  If `newest` is None, waits for all copies."""
         if not self._copies:
             return
-        limit = self._committed[context.lanes] - newest if newest is not None else None
-        uniform = limit is None or bool((limit == limit[0]).all())
-        all_threads = context.size == int(np.count_nonzero(self._group.alive))
-        pending: list[Copies] = []
+        group_limits = self._committed[context.lanes] - newest if newest is not None else None
+        is_uniform = group_limits is None or bool((group_limits == group_limits[0]).all())
+        has_all_threads = context.size == int(np.count_nonzero(self._group.alive))
+        pending_copies: list[Copies] = []
         for copies in self._copies:
-            if all_threads and uniform and isinstance(copies.group, int):
-                if limit is None or copies.group < int(limit[0]):
+            if has_all_threads and is_uniform and isinstance(copies.group, int):
+                if group_limits is None or copies.group < int(group_limits[0]):
                     copies.run(None)
                 else:
-                    pending.append(copies)
+                    pending_copies.append(copies)
                 continue
-            pending += self._wait_some(copies, self._limits(context.lanes, limit))
-        self._copies = pending
+            pending_copies += self._wait_some(copies, self._limits(context.lanes, group_limits))
+        self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns for each lane a limit: all its copy groups with lower numbers must finish.  `lanes` get `limit`, or
+        """Returns a limit for each lane: its copy groups with lower numbers must finish.  `lanes` get `limit`, or
         infinity if `limit` is None.  Other lanes get -1."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
@@ -171,14 +171,14 @@ class Transfers:
 
     @staticmethod
     def _wait_some(copies: Copies, limits: Lanes) -> list[Copies]:
-        due = limits[copies.lanes] > copies.group
-        if not due.any():
+        due_lanes = limits[copies.lanes] > copies.group
+        if not due_lanes.any():
             return [copies]
-        if due.all():
+        if due_lanes.all():
             copies.run(None)
             return []
-        copies.run(due)
-        pending_lanes = ~due
+        copies.run(due_lanes)
+        pending_lanes = ~due_lanes
 
         def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
             lane_mask = pending_lanes.copy()
@@ -192,7 +192,7 @@ class Transfers:
     def finish_copies(self, lanes: Lanes) -> None:
         """Finishes all `cp.async` copies of `lanes`."""
         limits = self._limits(lanes, None)
-        self._copies = [pending for copies in self._copies for pending in self._wait_some(copies, limits)]
+        self._copies = [pending_copies for copies in self._copies for pending_copies in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
         """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""

@@ -36,19 +36,19 @@ class Waiting:
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: LaneContext, waits: list[Wait]) -> None:
-        """Stops `context` until one of its awaited phases is over.  Then the context checks the phases again."""
+        """Stops the lanes of `context` until an mbarrier phase in `waits` is over.  Then they check again."""
         self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Resumes contexts with a completed phase.  Returns whether it resumed any context."""
-        went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
-        if went:
-            self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
-            self._resume([context for context, _ in went])
-        return bool(went)
+        """Resumes lanes if a phase that they wait for is over.  Returns whether it resumed any lanes."""
+        resumed_items = [waiter for waiter in self._at_mbarriers if self.mbarriers.any_complete(waiter[1])]
+        if resumed_items:
+            self._at_mbarriers = [waiter for waiter in self._at_mbarriers if waiter not in resumed_items]
+            self._resume([context for context, _ in resumed_items])
+        return bool(resumed_items)
 
     def advance(self) -> bool:
-        """Finishes transfers until a context can continue.  Returns whether a context can continue."""
+        """Finishes copies until some lanes can continue.  Returns whether any lanes can continue."""
         if self.wake_mbarriers():
             return True
         while self.transfers.finish_one():
@@ -62,10 +62,10 @@ class Waiting:
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
-        """Lists all waiting contexts, each with the reason of the wait in words and the waiting instruction."""
-        at_mbarriers = [
-            (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
+        """Lists all waiting groups of lanes, each with a text for the reason, and with the waiting instruction."""
+        mbarrier_waits = [
+            (context, f"for {self.mbarriers.describe(phases)}", context.place) for context, phases in self._at_mbarriers
         ]
         # At these barriers a context's place is already the next instruction.
-        at_barriers = self.barriers.describe() + self.clusters.describe()
-        return at_mbarriers + [(context, text, context.place - 1) for context, text in at_barriers]
+        barrier_waits = self.barriers.describe() + self.clusters.describe()
+        return mbarrier_waits + [(context, wait_text, context.place - 1) for context, wait_text in barrier_waits]

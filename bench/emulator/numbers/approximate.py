@@ -1,8 +1,8 @@
-"""Computes the `.approx` and `.full` instructions of PTX on float32, in float64, and rounds the results to float32.
+"""Computes PTX's `.approx` and `.full` instructions on float32: in float64, with the result rounded to float32.
 
-The hardware computes these instructions from tables, so its results have other bits.  Each function below gives the
-error bound that PTX ISA 8.7 states for the instruction.  With `ftz`, denormal operands and results become zeros of the
-same sign.  Operands and results are float32, unless the function's name says f64.
+The hardware computes these instructions from tables, so its results may differ in the last bits.  Each function below
+gives the error bound that PTX ISA 8.7 states for the instruction.  With `ftz`, denormal operands and results become
+zeros of the same sign.  Operands and results are float32, unless the function's name says f64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_s
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _ONE = np.float32(1)
-_LARGE = np.float32(2.0**126)
+_MAX_DIVISOR = np.float32(2.0**126)
 _HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
 _F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
 _F64_NAN = np.uint64(0x7FFFFFFF00000000)
@@ -70,11 +70,11 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
     if ftz:
         a, b = flush(a), flush(b)
     quotient = a / b
-    large = np.isfinite(b) & (np.abs(b) > _LARGE)
-    if some(large):
-        zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
+    is_large = np.isfinite(b) & (np.abs(b) > _MAX_DIVISOR)
+    if some(is_large):
+        signed_zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
         # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
-        quotient = pick(large, pick(np.isfinite(a), zero, np.float32(np.nan)), quotient)
+        quotient = pick(is_large, pick(np.isfinite(a), signed_zero, np.float32(np.nan)), quotient)
     return flush(quotient) if ftz else quotient
 
 
@@ -84,19 +84,19 @@ def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
 
 
 def rcp_ftz_f64(a: Value) -> Value:
-    """Returns `1 / a` in float64 (`rcp.approx.ftz.f64`), from the upper 32 bits of `a` to the upper 32 result bits.
+    """Returns `1 / a` in float64 (`rcp.approx.ftz.f64`).  Only the upper 32 bits of `a` and of the result are used.
 
     PTX states no error bound for this instruction.  Code that uses the instruction refines the result."""
     return _upper_words(lambda x: 1 / x, a)
 
 
 def rsqrt_ftz_f64(a: Value) -> Value:
-    """Returns `1 / sqrt(a)` (`rsqrt.approx.ftz.f64`), from the upper 32 bits of `a` to the upper 32 result bits."""
+    """Returns `1 / sqrt(a)` (`rsqrt.approx.ftz.f64`).  Only the upper 32 bits of `a` and of the result are used."""
     return _upper_words(lambda x: 1 / np.sqrt(x), a)
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """Returns `1 / sqrt(a)` in float64, as `rsqrt.approx.f64`, rounded twice.  PTX states no error bound for it."""
+    """Returns `1 / sqrt(a)` in float64 (`rsqrt.approx.f64`), rounded after both steps.  PTX states no error bound."""
     return 1 / np.sqrt(a)
 
 
@@ -109,8 +109,8 @@ def _through(function: Callable[[Value], Value], a: Value, ftz: bool) -> Value:
 
 def _upper_words(function: Callable[[Value], Value], a: Value) -> Value:
     result = function(_flushed(a.view(np.uint64) & _HIGH_WORD).view(np.float64))
-    bits = _flushed(result.view(np.uint64) & _HIGH_WORD)
-    return pick(result != result, _F64_NAN, bits).view(np.float64)
+    result_bits = _flushed(result.view(np.uint64) & _HIGH_WORD)
+    return pick(result != result, _F64_NAN, result_bits).view(np.float64)
 
 
 def _flushed(bits: Value) -> Value:

@@ -13,10 +13,10 @@ import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, pick, unsigned
 
-_BYTE = np.uint32(0xFF)
+_BYTE_MASK = np.uint32(0xFF)
 _NOT_FOUND = np.uint32(0xFFFFFFFF)
-_ONE, _WIDTH = np.uint32(1), np.uint32(32)
-_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
+_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
+_BIT_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
 _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a & np.uint32(0),
     lambda a, b: ~(a | b),
@@ -36,7 +36,7 @@ _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a | np.uint32(0xFFFFFFFF),
 )
 """Logic functions of two words; bit 2 a + b of a function's index is the result for the bits `a` and `b`."""
-_SOURCES = {
+_MODE_SELECTORS = {
     "f4e": ("3210", "4321", "5432", "6543"),
     "b4e": ("5670", "6701", "7012", "0123"),
     "rc8": ("0000", "1111", "2222", "3333"),
@@ -45,8 +45,8 @@ _SOURCES = {
     "rc16": ("1010", "3232", "1010", "3232"),
 }
 """By mode, the four bytes that selectors 0 to 3 choose; each text begins with the highest byte."""
-_SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _SOURCES.items()}
-_NIBBLE, _SIGN = np.uint32(7), np.uint32(8)
+_SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _MODE_SELECTORS.items()}
+_BYTE_NUMBER_MASK, _SIGN_FLAG = np.uint32(7), np.uint32(8)
 
 
 def bfe(a: Value, position: Value, length: Value) -> Value:
@@ -55,31 +55,31 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     The result is extended with zeros, or with the field's sign if `a` is signed.  Only the low 8 bits of `position` and
     `length` count.  A field that extends past the highest bit takes its sign from that bit.  An empty field is 0.
     """
-    word = UNSIGNED[a.itemsize]
-    start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
+    word_dtype = UNSIGNED[a.itemsize]
+    start, count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     if not is_signed(a):
         return (a >> start) & _ones(count)
-    width = word.type(8 * a.itemsize)
+    width = word_dtype.type(8 * a.itemsize)
     bits_above = width - np.minimum(start + count, width)
-    drop = np.minimum(start + bits_above, width - word.type(1))
-    field = (unsigned(a) << bits_above).view(a.dtype) >> drop.view(a.dtype)
+    dropped_bits = np.minimum(start + bits_above, width - word_dtype.type(1))
+    field = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
     return pick(count == 0, a.dtype.type(0), field)
 
 
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
-    """Returns `b` with `length` bits, from bit `position` on, replaced by the low bits of `a` (`bfi`), unsigned.
+    """Replaces `length` bits of `b`, from bit `position` on, by the low bits of `a` (`bfi`).  The result is unsigned.
 
     Only the low 8 bits of `position` and `length` count.  Bits past the highest bit are dropped."""
-    word = UNSIGNED[a.itemsize]
-    start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
+    word_dtype = UNSIGNED[a.itemsize]
+    start, count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     mask = _ones(count) << start
     return (b & ~mask) | ((a << start) & mask)
 
 
 def _ones(count: Value) -> Value:
     """Returns words with the lowest `count` bits set.  If `count` is the word's width or more, all bits are set."""
-    one = count.dtype.type(1)
-    return (one << count) - one
+    one_bit = count.dtype.type(1)
+    return (one_bit << count) - one_bit
 
 
 def bfind(a: Value, shift_amount: bool = False) -> Value:
@@ -103,7 +103,7 @@ def _bit_length(a: Value) -> Value:
     if a.itemsize < 8:
         return _float_length(a)
     high = (a >> np.uint64(32)).astype(np.uint32)
-    return pick(high != 0, _float_length(high) + _WIDTH, _float_length(a.astype(np.uint32)))
+    return pick(high != 0, _float_length(high) + _WORD_BITS, _float_length(a.astype(np.uint32)))
 
 
 def _float_length(a: Value) -> Value:
@@ -119,7 +119,7 @@ def popc(a: Value) -> Value:
 def brev(a: Value) -> Value:
     """Returns the bits of `a` in reverse order, as an unsigned word (`brev`)."""
     a = unsigned(a).byteswap()
-    for distance, mask in _SWAPS:
+    for distance, mask in _BIT_SWAPS:
         swap_mask = a.dtype.type(mask & ((1 << (8 * a.itemsize)) - 1))
         a = ((a >> distance) & swap_mask) | ((a & swap_mask) << distance)
     return a
@@ -131,16 +131,16 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
     `offset` is int32: positive counts upward, negative downward, 0 tests only bit `base`.  Returns 0xffffffff if none.
     """
     mask, base, offset = unsigned(mask), unsigned(base), offset.view(np.int32)
-    upward, at_base = offset > 0, offset == 0
-    remaining = np.abs(offset).astype(np.int64)
-    remaining = pick(at_base, 1, remaining)
+    is_upward, is_at_base = offset > 0, offset == 0
+    remaining_bits = np.abs(offset).astype(np.int64)
+    remaining_bits = pick(is_at_base, 1, remaining_bits)
     position = _NOT_FOUND
     for step in range(32):
-        candidate = pick(offset < 0, base - np.uint32(step), base + np.uint32(step)).astype(np.uint32)
-        in_word = (candidate < _WIDTH) & ((upward | (offset < 0)) if step else True)
-        hit = in_word & (((mask >> (candidate & np.uint32(31))) & _ONE) == _ONE)
-        remaining = remaining - hit
-        position = pick(hit & (remaining == 0), candidate, position)
+        candidate_bit = pick(offset < 0, base - np.uint32(step), base + np.uint32(step)).astype(np.uint32)
+        is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if step else True)
+        is_hit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _ONE) == _ONE)
+        remaining_bits = remaining_bits - is_hit
+        position = pick(is_hit & (remaining_bits == 0), candidate_bit, position)
     return position.astype(np.uint32)
 
 
@@ -161,7 +161,7 @@ def szext(a: Value, bits: Value, clamp: bool) -> Value:
     """
     if not clamp:
         bits = bits & np.uint32(31)
-    bits_above = _WIDTH - np.minimum(bits, _WIDTH)
+    bits_above = _WORD_BITS - np.minimum(bits, _WORD_BITS)
     if not is_signed(a):
         return a & _ones(bits)
     field = (unsigned(a) << bits_above).view(np.int32) >> np.minimum(bits_above, np.uint32(31)).view(np.int32)
@@ -178,22 +178,22 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
         raise ValueError(f"table: expected 0 to 255, got {table}")
     base_table = sum((table >> (2 * bit) & 1) << bit for bit in range(4))
     change_table = base_table ^ sum((table >> (2 * bit + 1) & 1) << bit for bit in range(4))
-    base, change = _LOGIC_FUNCTIONS[base_table], _LOGIC_FUNCTIONS[change_table]
+    base_function, change_function = _LOGIC_FUNCTIONS[base_table], _LOGIC_FUNCTIONS[change_table]
     if change_table == 0:
-        return lambda a, b, c: base(a, b)
+        return lambda a, b, c: base_function(a, b)
     if change_table == 15:
-        return lambda a, b, c: base(a, b) ^ c
+        return lambda a, b, c: base_function(a, b) ^ c
     if base_table == 0:
-        return lambda a, b, c: change(a, b) & c
-    return lambda a, b, c: base(a, b) ^ (change(a, b) & c)
+        return lambda a, b, c: change_function(a, b) & c
+    return lambda a, b, c: base_function(a, b) ^ (change_function(a, b) & c)
 
 
 def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     """Selects four of eight bytes: bytes 0 to 3 are in `a`, bytes 4 to 7 are in `b` (`prmt.b32`).
 
-    Without a mode, each nibble of `selector` selects one byte.  If the nibble's highest bit is set, the sign of the
-    selected byte fills the result's byte.  With a mode, the two lowest bits of `selector` choose one of the mode's
-    selections. Raises `ValueError` on a mode that PTX lacks."""
+    Without `mode`, each nibble of `selector` selects one byte.  If the nibble's highest bit is set, the sign of the
+    selected byte fills the result's byte.  With `mode`, the two lowest bits of `selector` choose one of this mode's
+    selections.  Raises `ValueError` on a mode that PTX lacks."""
     if mode:
         if mode not in _SELECTORS:
             raise ValueError(f"mode: expected one of {', '.join(_SELECTORS)}, got {mode!r}")
@@ -204,40 +204,40 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     result = np.uint32(0)
     for position in range(4):
         nibble = selector >> np.uint32(4 * position)
-        byte = (source_bytes >> (8 * (nibble & _NIBBLE))).astype(np.uint32) & _BYTE
-        spread = (byte >> np.uint32(7)) * _BYTE
-        result = result | (np.where(nibble & _SIGN, spread, byte) << np.uint32(8 * position))
+        byte = (source_bytes >> (8 * (nibble & _BYTE_NUMBER_MASK))).astype(np.uint32) & _BYTE_MASK
+        sign_byte = (byte >> np.uint32(7)) * _BYTE_MASK
+        result = result | (np.where(nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * position))
     return result
 
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
     """Splits the selector of `prmt` into moves `(from_b, distance, mask)` and sign bytes `(from_b, byte, place)`."""
-    plain_masks: dict[tuple[bool, int], int] = {}
-    signs = []
+    mask_by_move: dict[tuple[bool, int], int] = {}
+    sign_moves = []
     for position in range(4):
         nibble = selector >> (4 * position)
         from_b, byte = bool(nibble & 4), nibble & 3
         if nibble & 8:
-            signs.append((from_b, byte, position))
+            sign_moves.append((from_b, byte, position))
         else:
             key = (from_b, position - byte)
-            plain_masks[key] = plain_masks.get(key, 0) | (0xFF << (8 * position))
-    return [(from_b, distance, mask) for (from_b, distance), mask in plain_masks.items()], signs
+            mask_by_move[key] = mask_by_move.get(key, 0) | (0xFF << (8 * position))
+    return [(from_b, distance, mask) for (from_b, distance), mask in mask_by_move.items()], sign_moves
 
 
 def _permuted(a: Value, b: Value, selector: int) -> Value:
     """Runs `prmt` with one selector for all lanes.  Bytes that move by the same distance are moved together."""
-    moves, signs = _moves(selector)
+    byte_moves, sign_moves = _moves(selector)
     result = None
-    for from_b, distance, mask in moves:
+    for from_b, distance, mask in byte_moves:
         word = b if from_b else a
         if distance:
             word = word << np.uint32(8 * distance) if distance > 0 else word >> np.uint32(-8 * distance)
-        shifted = word & np.uint32(mask)
-        result = shifted if result is None else result | shifted
-    for from_b, byte, position in signs:
-        sign = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
-        shifted = sign * np.uint32(0xFF << (8 * position))
-        result = shifted if result is None else result | shifted
+        shifted_bytes = word & np.uint32(mask)
+        result = shifted_bytes if result is None else result | shifted_bytes
+    for from_b, byte, position in sign_moves:
+        sign_bit = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
+        shifted_bytes = sign_bit * np.uint32(0xFF << (8 * position))
+        result = shifted_bytes if result is None else result | shifted_bytes
     return result

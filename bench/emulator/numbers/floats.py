@@ -2,10 +2,10 @@
 
 The source is PTX ISA 8.7, section "Floating Point Instructions".  All operands and the result have the same type,
 float32 or float64.  A NaN result has the bits that NumPy gives, because PTX does not specify them.  `.ftz` applies to
-float32 alone.  Every function with an argument `rounding` raises `ValueError` on a mode that PTX lacks.
+float32 alone.  Every function with an argument `rounding` raises `ValueError` on a mode that PTX does not have.
 
 The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us.  So these functions
-serve only the rare lanes and modes for which vector arithmetic is wrong.
+are used only where vector arithmetic is wrong: in rare lanes and rare modes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rooflab.bench.emulator.numbers.bits import (
     with_sign,
 )
 
-_DIGITS = 53
+_SIGNIFICAND_BITS = 53
 _MIN_EXPONENT = -1074  # exponent of the smallest denormal
-_LARGEST = (2**53 - 1) * 2**971
+_LARGEST_FLOAT64 = (2**53 - 1) * 2**971
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_BEYOND_F32 = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
-_TIE = np.uint64(0x10000000)
-_SIGN, _TWO = np.uint64(1), np.uint64(2)
-_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
+_EXTRA_F64_BITS = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
+_TIE_BITS = np.uint64(0x10000000)
+_SIGN_SHIFT, _TWO = np.uint64(1), np.uint64(2)
+_MIN_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
 _SPLIT_FACTOR = np.float64(2**27 + 1)
 
 
@@ -48,18 +48,18 @@ def round_fraction(value: Fraction, rounding: str) -> float:
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     if size < Fraction(2) ** exponent:
         exponent -= 1
-    last = max(exponent - _DIGITS + 1, _MIN_EXPONENT)
-    scaled = size / Fraction(2) ** last
-    quotient, remainder = divmod(scaled.numerator, scaled.denominator)
-    if remainder and _away(rounding, sign, quotient, 2 * remainder, scaled.denominator):
+    last_exponent = max(exponent - _SIGNIFICAND_BITS + 1, _MIN_EXPONENT)
+    scaled_value = size / Fraction(2) ** last_exponent
+    quotient, remainder = divmod(scaled_value.numerator, scaled_value.denominator)
+    if remainder and _away(rounding, sign, quotient, 2 * remainder, scaled_value.denominator):
         quotient += 1
-    if quotient * Fraction(2) ** last > _LARGEST:
-        return sign * math.inf if rounding == "rn" or _away(rounding, sign, 1, 1, 1) else sign * float(_LARGEST)
-    return sign * math.ldexp(quotient, last)
+    if quotient * Fraction(2) ** last_exponent > _LARGEST_FLOAT64:
+        return sign * math.inf if rounding == "rn" or _away(rounding, sign, 1, 1, 1) else sign * float(_LARGEST_FLOAT64)
+    return sign * math.ldexp(quotient, last_exponent)
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Returns whether a value between two neighbouring floats rounds to the neighbour that is farther from zero."""
+    """Returns whether `rounding` moves a value away from zero, to the adjacent float of larger magnitude."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -74,8 +74,8 @@ def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
     value = Fraction(a) * Fraction(b) + Fraction(c)
     if value:
         return round_fraction(value, rounding)
-    negative = math.copysign(1.0, a) * math.copysign(1.0, b) < 0
-    if negative == (math.copysign(1.0, c) < 0):
+    is_negative = math.copysign(1.0, a) * math.copysign(1.0, b) < 0
+    if is_negative == (math.copysign(1.0, c) < 0):
         return c
     return -0.0 if rounding == "rm" else 0.0
 
@@ -101,17 +101,17 @@ def exact_square_root(a: float, rounding: str) -> float:
     # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
     numerator, denominator = a.as_integer_ratio()
     shift = 64 + denominator.bit_length()
-    square = (numerator << (2 * shift)) // denominator
-    root = math.isqrt(square)
-    inexact = root * root != square or square * denominator != numerator << (2 * shift)
-    return round_fraction(Fraction(2 * root + inexact, 2 << shift), rounding)
+    scaled_square = (numerator << (2 * shift)) // denominator
+    root = math.isqrt(scaled_square)
+    is_inexact = root * root != scaled_square or scaled_square * denominator != numerator << (2 * shift)
+    return round_fraction(Fraction(2 * root + is_inexact, 2 << shift), rounding)
 
 
 def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
     """Calls `function` once per lane, with the lane's float64 operands and the rounding mode.  Returns the results."""
-    spread = np.broadcast_arrays(*operands)
-    values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in spread), strict=True)]
-    return np.array(values, np.float64).reshape(spread[0].shape)[()]
+    broadcast_operands = np.broadcast_arrays(*operands)
+    values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in broadcast_operands), strict=True)]
+    return np.array(values, np.float64).reshape(broadcast_operands[0].shape)[()]
 
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -132,9 +132,9 @@ def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """Computes `a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
-    nearest = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
+    nearest_fma = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
     wide_fma = lambda x, y, z: odd_sum(x * y, z, rounding)
-    return _rounded(nearest, exact_fma, wide_fma, (a, b, c), rounding, ftz, sat)
+    return _rounded(nearest_fma, exact_fma, wide_fma, (a, b, c), rounding, ftz, sat)
 
 
 def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -162,7 +162,7 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Calls `nearest` for rn.  Other modes call `exact` for float64; float32 rounds the float64 result of `wide`."""
+    """Calls `nearest` for rn.  Other modes call `exact` (float64), or round the float64 result of `wide` (float32)."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -181,15 +181,15 @@ def _rounded(
 def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
     """Computes `fma.rn.f32`: `a * b + c`, correctly rounded.
 
-    The product is exact in float64.  The sum is first rounded to float64.  This can be wrong only if the rounded sum
-    lies exactly halfway between two float32 numbers.  Such sums are computed again with rounding to odd."""
+    The product is exact in float64.  The sum is rounded to float64 and then to float32.  The second rounding can be
+    wrong only if the float64 sum is halfway between two float32 numbers.  Such sums are then rounded to odd."""
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     total = product + addend
     bits = total.view(np.uint64)
     # The bits of a tie of normal results end in a one and 28 zeros.  A denormal's tie bit lies elsewhere, so all
     # denormals count as ties.  Doubling the bits drops the sign; minus two, a zero wraps to the largest number.
-    tie = ((bits & _BEYOND_F32) == _TIE) | ((bits << _SIGN) - _TWO < _NORMAL_F32)
-    if some(tie):
+    is_tie = ((bits & _EXTRA_F64_BITS) == _TIE_BITS) | ((bits << _SIGN_SHIFT) - _TWO < _MIN_NORMAL_F32)
+    if some(is_tie):
         total = odd_sum(product, addend)
     return total.astype(_F32)
 
@@ -204,12 +204,12 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     total, total_error = _sum_and_error(product, high)
     result = total + odd_sum(low, total_error)
     size = np.abs(product)
-    safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
-    safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
-    if full(safe):
+    is_safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
+    is_safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
+    if full(is_safe):
         # An exact zero takes the sign of the plain sum.
         return pick(result == 0, product + c, result)
-    return _redone(exact_fma, ~safe, pick(result == 0, product + c, result), a, b, c)
+    return _redone(exact_fma, ~is_safe, pick(result == 0, product + c, result), a, b, c)
 
 
 def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
@@ -224,12 +224,12 @@ def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
     """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
     total = a + b
-    b_part = total - a
-    return total, (a - (total - b_part)) + (b - b_part)
+    b_virtual = total - a
+    return total, (a - (total - b_virtual)) + (b - b_virtual)
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Computes again the lanes of `result` where `where` is true, by calls of `function` that round to nearest."""
+    """Returns `result`, with the lanes of the mask `where` recomputed by `function` and rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
@@ -244,7 +244,7 @@ def fmin(
     """Runs `min`.  If one operand is NaN, the result is the other operand.  -0 is less than +0.
 
     With `nan`, the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes.
-    `xorsign_abs` also compares magnitudes; the sign of its result is the exclusive or of the operands' signs.
+    `xorsign_abs` also compares magnitudes; the result's sign is then the exclusive or of the operands' signs.
     """
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
@@ -252,7 +252,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """Runs `max`.  It has the rules and the modifiers of `fmin`."""
+    """Runs `max`, with the same rules and modifiers as `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 
@@ -298,20 +298,20 @@ def copysign(a: Value, b: Value) -> Value:
 
 
 def testp(a: Value, property: str) -> Value:
-    """Runs `testp`: returns whether `a` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+    """Runs `testp`: returns whether the number `a` has the property `property`.
 
-    `property` is one of these names.  Zeros count as normal.  Raises `ValueError` on any other property.
-    """
-    if property not in _PROPERTIES:
-        raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")
-    return _PROPERTIES[property](a)
+    `property` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.  Zeros are normal.  Any other
+    name raises `ValueError`."""
+    if property not in _PROPERTY_TESTS:
+        raise ValueError(f"property: expected one of {', '.join(_PROPERTY_TESTS)}, got {property!r}")
+    return _PROPERTY_TESTS[property](a)
 
 
 def _subnormal(a: Value) -> Value:
     return (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)
 
 
-_PROPERTIES: dict[str, Callable[[Value], Value]] = {
+_PROPERTY_TESTS: dict[str, Callable[[Value], Value]] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda a: a == a,

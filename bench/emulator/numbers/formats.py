@@ -5,9 +5,9 @@ of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has flo
 a tf32 is stored as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.
 The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
-`cvt` uses PTX's names of types.  An integer has the NumPy type of its sign and width.  f32 and f64 are floats; f16 and
-bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a value is wider than its
-PTX type, `cvt` converts the low bits of the value.
+`cvt` takes PTX's type names.  An integer is a NumPy integer of the same sign and width.  f32 and f64 are NumPy floats;
+f16 and bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a value is wider
+than its PTX type, `cvt` converts the low bits of the value.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from rooflab.bench.emulator.numbers.bits import (
 )
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_HALF_BITS, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
-INTEGERS = {
+_MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
+_HALF_BITS, _LOWER_MASK, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+INTEGER_DTYPES = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
 """By integer type of PTX, the NumPy type."""
 FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 SMALL = ("f16", "bf16", "tf32")
 """The float types that are kept as raw bits."""
-_INTEGER_MODES = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_INTEGER_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
 _LOW_WORD = 0xFFFFFFFF
-_BELOW_TIE, _UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
+_BELOW_TIE, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,20 @@ def get_format(name: str) -> Format:
 
 
 def _table(form: Format) -> np.ndarray:
-    """Returns the float32 value of every 8-bit code: shape `[256]`."""
+    """Returns the float32 values of all 8-bit codes of a format, indexed by the code: shape `[256]`."""
     codes = np.arange(256, dtype=np.int64)
     size = codes & 0x7F
     exponent, mantissa = size >> form.mantissa, size & ((1 << form.mantissa) - 1)
-    normal = exponent > 0
-    unit = 1 << form.mantissa
-    value = np.ldexp(mantissa + normal * unit, np.maximum(exponent, 1) - form.bias - form.mantissa)
+    is_normal = exponent > 0
+    mantissa_range = 1 << form.mantissa
+    value = np.ldexp(mantissa + is_normal * mantissa_range, np.maximum(exponent, 1) - form.bias - form.mantissa)
     value = np.where(size > form.overflow, np.nan, np.where(size == form.overflow, np.inf, value))
     if form.overflow == form.nan:
         value[form.nan :: 128] = np.nan
     return np.where(codes >= 128, -value, value).astype(np.float32)
 
 
-_TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
+_DECODE_TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
 
 
 def decode(codes: Value, name: str) -> Value:
@@ -118,33 +118,33 @@ def decode(codes: Value, name: str) -> Value:
     if name == "tf32":
         return (codes.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     get_format(name)
-    return _TABLES[name][codes]
+    return _DECODE_TABLES[name][codes]
 
 
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
     """Returns the codes (bits) of float32 or float64 values in the format `name`, rounded once.
 
-    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become this number.
-    Without `saturate`, such values become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is
-    a float32.  Raises `ValueError` on a format or rounding mode that PTX lacks."""
-    form = get_format(name)
-    if rounding not in form.roundings:
-        raise ValueError(f"rounding: expected one of {', '.join(form.roundings)} for {name}, got {rounding!r}")
+    With `saturate` (`.satfinite`), values beyond the largest finite number, infinities included, become this number.
+    Without it, they become infinity, or NaN in e4m3.  With `relu`, negative values become +0.  A tf32 result is a
+    float32.  Raises `ValueError` on a format or rounding mode that PTX does not have."""
+    float_format = get_format(name)
+    if rounding not in float_format.roundings:
+        raise ValueError(f"rounding: expected one of {', '.join(float_format.roundings)} for {name}, got {rounding!r}")
     if x.itemsize == 8 and name != "f16":
         # A value beyond float32 becomes float32's largest number, which is odd: directed modes then round correctly.
         x = narrow_odd(x)
     if relu:
         x = rectify(x)
-    if form.bits == 8:
+    if float_format.bits == 8:
         return _encode_byte(x, name, saturate)
     if saturate:
-        x = np.minimum(np.maximum(x, -form.largest), form.largest)
+        x = np.minimum(np.maximum(x, -float_format.largest), float_format.largest)
     return _ENCODERS[name](x, rounding)
 
 
 def _with_nan(codes: Value, x: Value, form: Format) -> Value:
-    strange = x != x
-    return pick(strange, codes.dtype.type(form.nan), codes) if some(strange) else codes
+    is_nan = x != x
+    return pick(is_nan, codes.dtype.type(form.nan), codes) if some(is_nan) else codes
 
 
 def _encode_f16(x: Value, rounding: str) -> Value:
@@ -152,7 +152,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Rounds the bits of a float32.  The caller can then drop the last `count` bits."""
+    """Rounds the bits of a float32 before its last `count` bits are dropped.  The caller drops these bits."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
@@ -160,8 +160,8 @@ def _dropped(bits: Value, count: int, rounding: str) -> Value:
         return bits
     if rounding == "rna":
         return bits + np.uint32(half_unit)
-    negative = bits > _MAGNITUDE
-    return bits + (negative if rounding == "rm" else ~negative) * np.uint32(2 * half_unit - 1)
+    is_negative = bits > _MAGNITUDE_MASK
+    return bits + (is_negative if rounding == "rm" else ~is_negative) * np.uint32(2 * half_unit - 1)
 
 
 def _encode_bf16(x: Value, rounding: str) -> Value:
@@ -171,35 +171,35 @@ def _encode_bf16(x: Value, rounding: str) -> Value:
 
 def _encode_tf32(x: Value, rounding: str) -> Value:
     value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
-    strange = x != x
-    return pick(strange, F32_NAN, value) if some(strange) else value
+    is_nan = x != x
+    return pick(is_nan, F32_NAN, value) if some(is_nan) else value
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """Encodes float32 values to 8-bit codes by a table.  The index of the table is the upper half of the float32.
+    """Encodes float32 values to 8-bit codes by a table.  The upper 16 bits of the float32 index this table.
 
-    If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
-    bits of significand, at least two more than an 8-bit format has.  So the second rounding gives the correct result.
-    """
+    If the lower 16 bits are not all 0, the last upper bit is set to 1 (round-to-odd).  The upper bits hold a
+    significand of 8 bits, at least two more than an 8-bit format has.  So the rounding in the table gives the correct
+    result."""
     bits = x.view(np.uint32)
-    return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER) != 0)]
+    return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
 
 
 @cache
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
-    """Returns the 8-bit codes of all float32 with a zero lower half.  The index is the upper half: uint8 `[65536]`."""
-    form = FORMATS[name]
+    """Returns the 8-bit codes of all float32 with 16 zero low bits, by the 16 high bits: uint8 `[65536]`."""
+    fmt = FORMATS[name]
     bits = np.arange(1 << 16, dtype=np.uint32) << _HALF_BITS
     x = np.abs(bits.view(np.float32))
     if saturate:
-        x = np.minimum(x, form.largest)
-    dropped, least_normal = 23 - form.mantissa, 2.0 ** (1 - form.bias)
-    normal = (_dropped(x.view(np.uint32), dropped, "rn") >> dropped) - np.uint32((127 - form.bias) << form.mantissa)
-    small = np.rint(np.fmin(x, least_normal) * 2.0 ** (form.bias - 1 + form.mantissa)).astype(np.uint32)
-    codes = np.where(x < least_normal, small, normal)
-    finite = np.flatnonzero(_TABLES[name] == form.largest)[0]
-    codes = np.where(codes > finite, form.overflow, codes) | ((bits >> 24) & 0x80)
-    return np.where(x == x, codes, form.nan).astype(np.uint8)
+        x = np.minimum(x, fmt.largest)
+    shift, least_normal = 23 - fmt.mantissa, 2.0 ** (1 - fmt.bias)
+    normal_codes = (_dropped(x.view(np.uint32), shift, "rn") >> shift) - np.uint32((127 - fmt.bias) << fmt.mantissa)
+    small_codes = np.rint(np.fmin(x, least_normal) * 2.0 ** (fmt.bias - 1 + fmt.mantissa)).astype(np.uint32)
+    codes = np.where(x < least_normal, small_codes, normal_codes)
+    largest_code = np.flatnonzero(_DECODE_TABLES[name] == fmt.largest)[0]
+    codes = np.where(codes > largest_code, fmt.overflow, codes) | ((bits >> 24) & 0x80)
+    return np.where(x == x, codes, fmt.nan).astype(np.uint8)
 
 
 _ENCODERS: dict[str, Callable[[Value, str], Value]] = {"f16": _encode_f16, "bf16": _encode_bf16, "tf32": _encode_tf32}
@@ -218,17 +218,17 @@ def cvt(
     """Converts `x` from the type `source` to the type `to`.
 
     `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
-    Without `rounding`, float results are rounded to nearest, and integer results toward zero.  A float saturates to the
-    range of the integer type.  NaN becomes 0.  If `source` is f64 or the integer has 64 bits, NaN becomes the integer
-    with only the highest bit set.  Raises `ValueError` on a type or mode that PTX lacks."""
-    if source in INTEGERS:
-        value = _integer(x, INTEGERS[source])
-        if to in INTEGERS:
-            return _resized(value, INTEGERS[to], sat)
+    Without `rounding`, float results are rounded to nearest, and integer results toward zero.  For an integer result, a
+    float is clamped to the integer's range, and NaN becomes 0.  But if `source` is f64 or the integer has 64 bits, NaN
+    becomes the integer with only the highest bit set.  Raises `ValueError` on a type or mode that PTX does not have."""
+    if source in INTEGER_DTYPES:
+        value = _integer(x, INTEGER_DTYPES[source])
+        if to in INTEGER_DTYPES:
+            return _resized(value, INTEGER_DTYPES[to], sat)
         return _from_integer(value, to, rounding or "rn", sat)
     value = _decoded(x, source, ftz)
-    if to in INTEGERS:
-        return _to_integer(value, INTEGERS[to], source, rounding or "rzi")
+    if to in INTEGER_DTYPES:
+        return _to_integer(value, INTEGER_DTYPES[to], source, rounding or "rzi")
     return _to_float(value, to, source, rounding, ftz, sat, relu, satfinite)
 
 
@@ -237,22 +237,22 @@ def cvt_pair(
 ) -> Value:
     """Runs `cvt` from f32 to f16x2, bf16x2, e4m3x2 or e5m2x2: converts two float32 to a packed pair.
 
-    PTX's first source is the high half.  The type `to` may end with x2 or not.  fp8 always saturates."""
-    kind = to.removesuffix("x2")
-    saturated = satfinite or kind in ("e4m3", "e5m2")
-    return pack_pair(encode(high, kind, rounding, saturated, relu), encode(low, kind, rounding, saturated, relu))
+    PTX's first source operand is `high`.  `to` may omit the suffix x2.  fp8 results always saturate."""
+    format_name = to.removesuffix("x2")
+    clamp = satfinite or format_name in ("e4m3", "e5m2")
+    return pack_pair(encode(high, format_name, rounding, clamp, relu), encode(low, format_name, rounding, clamp, relu))
 
 
 def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     """Runs `cvt.rn.bf16x2.f32` without modifiers."""
     upper, lower = high.view(np.uint32), low.view(np.uint32)
-    strange = (high != high) | (low != low)
-    if some(strange):
+    is_nan = (high != high) | (low != low)
+    if some(is_nan):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
     # This rounds both halves in place, in half the time of encoding and packing.
     upper = upper + ((upper >> _HALF_BITS & _ONE) + _BELOW_TIE)
     lower = lower + ((lower >> _HALF_BITS & _ONE) + _BELOW_TIE)
-    return (upper & _UPPER) | (lower >> _HALF_BITS)
+    return (upper & _UPPER_MASK) | (lower >> _HALF_BITS)
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
@@ -270,8 +270,8 @@ def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
     """Runs `cvt.pack.sat`: saturates two s32 to a narrow integer type, and packs them in the low bits of a uint32.
 
-    `a` lies above `b`.  All other bits are the low bits of `c`.  `to` is u16 or s16.  With `c`, `to` is u8, s8, u4, s4,
-    u2 or s2.  Any other `to` raises `ValueError`."""
+    The result holds `b` in its lowest bits, `a` directly above, and the low bits of `c` above `a`.  `to` is u16 or s16.
+    With `c`, `to` is u8, s8, u4, s4, u2 or s2.  Any other `to` raises `ValueError`."""
     if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
         raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
     bits = int(to[1:])
@@ -283,7 +283,7 @@ def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
 
 
 def _integer(x: Value, dtype: np.dtype) -> Value:
-    """Returns the low bits of an integer as `dtype`.  `dtype` is not wider than the integer."""
+    """Truncates an integer to its low bits, as type `dtype`.  `dtype` must not be wider than the integer."""
     if x.dtype == dtype:
         return x
     if x.itemsize != dtype.itemsize:
@@ -293,8 +293,8 @@ def _integer(x: Value, dtype: np.dtype) -> Value:
 
 def _resized(x: Value, dtype: np.dtype, sat: bool) -> Value:
     if sat:
-        source, target = np.iinfo(x.dtype), np.iinfo(dtype)
-        x = np.minimum(np.maximum(x, max(source.min, target.min)), min(source.max, target.max))
+        source_info, target_info = np.iinfo(x.dtype), np.iinfo(dtype)
+        x = np.minimum(np.maximum(x, max(source_info.min, target_info.min)), min(source_info.max, target_info.max))
     return x.astype(dtype)
 
 
@@ -309,19 +309,19 @@ def _decoded(x: Value, source: str, ftz: bool) -> Value:
 
 
 def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
-    if rounding not in _INTEGER_MODES:
-        raise ValueError(f"rounding: expected one of {', '.join(_INTEGER_MODES)} for an integer, got {rounding!r}")
-    info, is_64_bit = np.iinfo(dtype), dtype.itemsize == 8
-    value = _INTEGER_MODES[rounding](x).astype(_F64)
+    if rounding not in _INTEGER_ROUNDINGS:
+        raise ValueError(f"rounding: expected one of {', '.join(_INTEGER_ROUNDINGS)} for an integer, got {rounding!r}")
+    integer_info, is_64_bit = np.iinfo(dtype), dtype.itemsize == 8
+    value = _INTEGER_ROUNDINGS[rounding](x).astype(_F64)
     # A conversion to 64 bits is defined only up to the largest float64 below 2**63 or 2**64.
-    max_value = np.nextafter(_F64.type(info.max), 0) if is_64_bit else _F64.type(info.max)
-    result = np.fmin(np.fmax(value, _F64.type(info.min)), max_value).astype(dtype)
+    max_value = np.nextafter(_F64.type(integer_info.max), 0) if is_64_bit else _F64.type(integer_info.max)
+    result = np.fmin(np.fmax(value, _F64.type(integer_info.min)), max_value).astype(dtype)
     if is_64_bit:
-        result = pick(value > max_value, dtype.type(info.max), result)
-    strange = x != x
-    if some(strange):
-        highest = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
-        result = pick(strange, highest if is_64_bit or source == "f64" else dtype.type(0), result)
+        result = pick(value > max_value, dtype.type(integer_info.max), result)
+    is_nan = x != x
+    if some(is_nan):
+        highest_bit = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
+        result = pick(is_nan, highest_bit if is_64_bit or source == "f64" else dtype.type(0), result)
     return result
 
 
@@ -350,8 +350,8 @@ def _words(x: Value) -> tuple[Value, Value]:
 def _to_float(
     x: Value, to: str, source: str, rounding: str, ftz: bool, sat: bool, relu: bool, satfinite: bool
 ) -> Value:
-    if rounding in _INTEGER_MODES:
-        x, rounding = _INTEGER_MODES[rounding](x), "rn"
+    if rounding in _INTEGER_ROUNDINGS:
+        x, rounding = _INTEGER_ROUNDINGS[rounding](x), "rn"
     rounding = rounding or "rn"
     if to in SMALL:
         if source == "f64" and to != "f16":

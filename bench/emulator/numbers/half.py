@@ -3,8 +3,8 @@
 The source is PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw bits.  A uint16 is
 one number.  A uint32 is a packed pair (`.f16x2`, `.bf16x2`), and its halves are computed separately.  All operands of a
 call have one size.  `kind` is "f16" or "bf16", for pairs too; any other `kind` raises `ValueError`.  Each result is
-rounded once, to nearest.  `.ftz` makes denormal operands and results zeros of the same sign.  `.sat` clamps to [0, 1]
-and makes NaN +0.  `.relu` makes negative values +0.  A NaN result is 0x7fff.
+rounded once, to nearest.  `.ftz` replaces denormal operands and results by zeros of the same sign.  `.sat` clamps to
+[0, 1] and turns NaN into +0.  `.relu` turns negative values into +0.  A NaN result is 0x7fff.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rooflab.bench.emulator.numbers import floats
 from rooflab.bench.emulator.numbers.bits import Value, full, odd_sum, parts, pick, rectify, saturate, whole
 from rooflab.bench.emulator.numbers.formats import decode, encode, get_format
 
-_SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
+_SIGN_BIT, _MAGNITUDE_MASK = np.uint16(0x8000), np.uint16(0x7FFF)
 
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
@@ -62,46 +62,46 @@ def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xo
 def ex2(a: Value, kind: str, ftz: bool = False) -> Value:
     """Runs `ex2.approx`: computes `2**a`, rounded once.
 
-    The hardware's bits differ.  Its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX ISA 8.7, "ex2").
-    """
+    The hardware's result may have other bits.  Its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX
+    ISA 8.7, "ex2")."""
     return _each(lambda x: np.exp2(x.astype(np.float64)), kind, ftz, False, a)
 
 
 def tanh(a: Value, kind: str) -> Value:
     """Runs `tanh.approx`: computes `tanh(a)`, rounded once.
 
-    The hardware's bits differ.  Its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX ISA 8.7,
-    "tanh")."""
+    The hardware's result may have other bits.  Its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX
+    ISA 8.7, "tanh")."""
     return _each(lambda x: np.tanh(x.astype(np.float64)), kind, False, False, a)
 
 
 def absolute(a: Value, kind: str, ftz: bool = False) -> Value:
     """Runs `abs`: clears the sign bit."""
-    return _raw(lambda x: x & _MAGNITUDE, kind, ftz, a)
+    return _raw(lambda x: x & _MAGNITUDE_MASK, kind, ftz, a)
 
 
 def negative(a: Value, kind: str, ftz: bool = False) -> Value:
     """Runs `neg`: inverts the sign bit."""
-    return _raw(lambda x: x ^ _SIGN, kind, ftz, a)
+    return _raw(lambda x: x ^ _SIGN_BIT, kind, ftz, a)
 
 
 def flush(codes: Value, kind: str) -> Value:
-    """Returns the bits of numbers (uint16), with each denormal replaced by a zero of the same sign."""
-    form = get_format(kind)
-    normal = (codes & np.uint16(form.overflow)) != 0
-    return codes if full(normal) else pick(normal, codes, codes & _SIGN)
+    """Replaces each denormal by a zero of the same sign.  `codes` and the result are the bits of numbers (uint16)."""
+    float_format = get_format(kind)
+    is_normal = (codes & np.uint16(float_format.overflow)) != 0
+    return codes if full(is_normal) else pick(is_normal, codes, codes & _SIGN_BIT)
 
 
 def _each(function: Callable[..., Value], kind: str, ftz: bool, sat: bool, *operands: Value) -> Value:
-    packed = operands[0].itemsize == 4
-    codes = [parts(x, np.uint16) for x in operands] if packed else [x.view(np.uint16) for x in operands]
+    is_packed = operands[0].itemsize == 4
+    codes = [parts(x, np.uint16) for x in operands] if is_packed else [x.view(np.uint16) for x in operands]
     if ftz:
         codes = [flush(x, kind) for x in codes]
     result = function(*(decode(x, kind) for x in codes))
     result_codes = encode(saturate(result) if sat else result, kind)
     if ftz:
         result_codes = flush(result_codes, kind)
-    return whole(result_codes, np.uint32) if packed else result_codes
+    return whole(result_codes, np.uint32) if is_packed else result_codes
 
 
 def _raw(function: Callable[[Value], Value], kind: str, ftz: bool, a: Value) -> Value:

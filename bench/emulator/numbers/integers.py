@@ -2,7 +2,7 @@
 
 The source is PTX ISA 8.7, sections "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic
 Instructions" and "Logic and Shift Instructions".  The NumPy type of the operands tells whether an instruction is signed
-(`.s32` is int32).  The result has the same type unless the function says otherwise.  Results wrap around.
+(`.s32` is int32).  The result has the same type unless the function says otherwise.  Overflow wraps around.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
 
-_LOW_WORD, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 _NO_CARRY = np.bool_(False)
 
 
@@ -37,14 +37,14 @@ def mul_hi(a: Value, b: Value) -> Value:
 
 def _upper_u64(a: Value, b: Value) -> Value:
     """Returns the upper 64 bits of the product of two uint64, from four products of their 32-bit halves."""
-    a_low, a_high, b_low, b_high = a & _LOW_WORD, a >> _WORD, b & _LOW_WORD, b >> _WORD
-    middle = a_high * b_low + ((a_low * b_low) >> _WORD)
-    second_middle = a_low * b_high + (middle & _LOW_WORD)
-    return a_high * b_high + (middle >> _WORD) + (second_middle >> _WORD)
+    a_low, a_high, b_low, b_high = a & _LOW_WORD, a >> _WORD_BITS, b & _LOW_WORD, b >> _WORD_BITS
+    middle_product = a_high * b_low + ((a_low * b_low) >> _WORD_BITS)
+    second_product = a_low * b_high + (middle_product & _LOW_WORD)
+    return a_high * b_high + (middle_product >> _WORD_BITS) + (second_product >> _WORD_BITS)
 
 
 def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
-    """Runs `mad.hi`: adds `c` to the upper half of `a * b`.  `sat` clamps the sum, for int32 alone."""
+    """Runs `mad.hi`: adds `c` to the upper half of `a * b`.  With `sat` (int32 only), the sum is clamped."""
     return add_sat_s32(mul_hi(a, b), c) if sat else mul_hi(a, b) + c
 
 
@@ -59,7 +59,7 @@ def mul24(a: Value, b: Value, high: bool = False) -> Value:
 
 
 def mad24(a: Value, b: Value, c: Value, high: bool = False, sat: bool = False) -> Value:
-    """Runs `mad24`: adds `c` to the result of `mul24`.  `sat` clamps the sum; it is for int32 alone."""
+    """Runs `mad24`: adds `c` to the result of `mul24`.  With `sat` (int32 only), the sum is clamped."""
     product = mul24(a, b, high)
     return add_sat_s32(product, c) if sat else product + c
 
@@ -84,53 +84,53 @@ def sad(a: Value, b: Value, c: Value) -> Value:
 
 
 def div(a: Value, b: Value) -> Value:
-    """Runs `div`: returns the truncated quotient.  If `b` is 0, all bits of the result are set (PTX: undefined)."""
-    zero = b == 0
+    """Runs `div`: returns the truncated quotient.  If `b` is 0 (undefined in PTX), all bits of the result are set."""
+    is_zero = b == 0
     if not is_signed(a):
         quotient = a // b
     else:
         size = unsigned(np.abs(a)) // unsigned(np.abs(b))
         quotient = pick((a ^ b) < 0, np.negative(size), size).view(a.dtype)
-    return pick(zero, ~a.dtype.type(0), quotient) if some(zero) else quotient
+    return pick(is_zero, ~a.dtype.type(0), quotient) if some(is_zero) else quotient
 
 
 def rem(a: Value, b: Value) -> Value:
-    """Runs `rem`: returns the remainder of `div`, with the sign of `a`.  If `b` is 0, all bits are set (see `div`)."""
-    zero = b == 0
+    """Runs `rem`: returns the remainder of `div`, with the sign of `a`.  If `b` is 0, all result bits are set."""
+    is_zero = b == 0
     if not is_signed(a):
         remainder = a % b
     else:
         size = unsigned(np.abs(a)) % unsigned(np.abs(b))
         remainder = pick(a < 0, np.negative(size), size).view(a.dtype)
-    return pick(zero, ~a.dtype.type(0), remainder) if some(zero) else remainder
+    return pick(is_zero, ~a.dtype.type(0), remainder) if some(is_zero) else remainder
 
 
 def imin(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `min`; with `relu` a negative result becomes 0."""
+    """Runs `min`.  With `relu`, a negative result becomes 0."""
     result = np.minimum(a, b)
     return np.maximum(result, 0) if relu else result
 
 
 def imax(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `max`; with `relu` a negative result becomes 0."""
+    """Runs `max`.  With `relu`, a negative result becomes 0."""
     result = np.maximum(a, b)
     return np.maximum(result, 0) if relu else result
 
 
 def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
-    """Applies `function` to both 16-bit halves of packed pairs (uint32).  The halves have the type `dtype`."""
+    """Applies `function` to the low halves and to the high halves of two packed uint32, viewed as 16-bit `dtype`."""
     return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
 
 
 def shl(a: Value, count: Value) -> Value:
     """Runs `shl`: shifts left.  The result is 0 if `count`, a uint32, is at least the width of `a`."""
     # NumPy defines shifts by the width and more, in the type that both operands promote to.
-    shifted = unsigned(a) << count
-    return shifted.astype(UNSIGNED[a.itemsize], copy=False).view(a.dtype)
+    shifted_bits = unsigned(a) << count
+    return shifted_bits.astype(UNSIGNED[a.itemsize], copy=False).view(a.dtype)
 
 
 def shr(a: Value, count: Value) -> Value:
-    """Runs `shr`: shifts in zeros, or the sign of a signed integer.  `count`, a uint32, may exceed the width."""
+    """Runs `shr`: shifts right, and fills with 0 or with a signed integer's sign bit.  A large `count` is allowed."""
     if is_signed(a) and a.itemsize == 4:
         # As int32 a count from 2**31 on is negative, which NumPy also treats as too large; int64 would cost two casts.
         return a >> count.view(np.int32)
@@ -140,20 +140,20 @@ def shr(a: Value, count: Value) -> Value:
 def shf(low: Value, high: Value, count: Value, left: bool, clamp: bool) -> Value:
     """Runs `shf`: shifts a uint32 pair left and returns its upper word, or right and returns its lower word.
 
-    `count` is taken modulo 32 (`.wrap`).  With `clamp`, a larger `count` is taken as 32.
+    `count` is taken modulo 32 (`.wrap`).  With `clamp`, a `count` above 32 means 32.
     """
     count = np.minimum(count, np.uint32(32)) if clamp else count & np.uint32(31)
-    back_count = np.uint32(32) - count
-    return (high << count) | (low >> back_count) if left else (high << back_count) | (low >> count)
+    opposite_count = np.uint32(32) - count
+    return (high << count) | (low >> opposite_count) if left else (high << opposite_count) | (low >> count)
 
 
 def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
-    """Runs `dp4a`: adds `c` and the products of the four bytes of `a` and `b`.  All values are uint32 bits."""
+    """Runs `dp4a`: adds `c` to the dot product of the four bytes of `a` and of `b`.  All values are uint32 bits."""
     return unsigned(c) + _dot(_wide_parts(a, 1, a_signed), _wide_parts(b, 1, b_signed))
 
 
 def dp2a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
-    """Runs `dp2a`: adds `c` and the products of both halves of `a` with the two lower (or `high`) bytes of `b`."""
+    """Runs `dp2a`: adds `c` to the dot product of both halves of `a` with two bytes of `b` (upper two if `high`)."""
     b_bytes = _wide_parts(b, 1, b_signed)[..., 2:] if high else _wide_parts(b, 1, b_signed)[..., :2]
     return unsigned(c) + _dot(_wide_parts(a, 2, a_signed), b_bytes)
 
@@ -167,7 +167,7 @@ def _dot(a: Value, b: Value) -> Value:
 
 
 def add_carry(a: Value, b: Value, carry: Value = _NO_CARRY) -> tuple[Value, Value]:
-    """Computes `a + b + carry`.  This is `add.cc`, or `addc.cc` with a carry."""
+    """Returns `a + b + carry` and the carry out.  This is `add.cc`, or `addc.cc` with a `carry`."""
     a, b = unsigned(a), unsigned(b)
     total = a + b
     result = total + carry
@@ -175,15 +175,15 @@ def add_carry(a: Value, b: Value, carry: Value = _NO_CARRY) -> tuple[Value, Valu
 
 
 def sub_borrow(a: Value, b: Value, borrow: Value = _NO_CARRY) -> tuple[Value, Value]:
-    """Computes `a - b - borrow`.  This is `sub.cc`, or `subc.cc` with a borrow."""
+    """Returns `a - b - borrow` and the borrow out.  This is `sub.cc`, or `subc.cc` with a `borrow`."""
     a, b = unsigned(a), unsigned(b)
     difference = a - b
     return difference - borrow, (a < b) | ((difference == 0) & borrow)
 
 
 def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _NO_CARRY) -> tuple[Value, Value]:
-    """Runs `mad.cc`, or `madc.cc` with a carry: adds `c` and `carry` to `a * b` (the lower half, or with `high` the
-    upper).
+    """Runs `mad.cc`, or `madc.cc` with a `carry`: adds `c` to the lower half of `a * b`, or to the upper half with
+    `high`.
 
     The upper half depends on the sign of the operands, so `a` and `b` keep their type."""
     product = mul_hi(a, b) if high else unsigned(a) * unsigned(b)

@@ -1,9 +1,9 @@
-"""Finds races on global memory between the CTAs of a grid, in any order in which the emulator runs the CTAs.
+"""Finds races on global memory between the CTAs of a grid, whatever order the emulator runs the CTAs in.
 
-A granule is a few aligned bytes.  Two CTAs race if both access one granule and nothing orders the accesses
+A granule is a small aligned group of bytes.  Two CTAs race if both access one granule and nothing orders the accesses
 (`CtaOrder`).  At least one access must be a write, and at least one must not be an atomic.  Accesses within one CTA are
-not compared.  Callers report a store that sets a flag (.relaxed, .release, .volatile) as an atomic, and a load that
-polls a flag as `poll`.  Such stores and loads do not race with each other.
+not compared.  Callers report a store that sets a flag (.relaxed, .release, .volatile) by `atomic`, and a load that
+polls a flag by `poll`.  Such stores and loads do not race with each other.
 
 An epoch is the work of a CTA between two of its releases.  The epochs that accessed a granule form a set.  Each
 distinct set is stored once and has a number.
@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.cta_order import CtaOrder
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import GRANULES, Bools, Values, chosen, equal, last_of
+from rooflab.bench.emulator.races.shadow_memory import GRANULE_SIZES, Bools, Values, chosen, equal, last_of
 
 Ints = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
 
 class EpochSets:
-    """Stores sets of epochs (periods of a CTA's work).  Each distinct set is stored once.  Set number 0 is empty."""
+    """Stores each distinct set of epochs (periods of a CTA's work) once, under a number.  Number 0 is the empty set."""
 
     def __init__(self) -> None:
         self.members: list[int] = [0]
@@ -34,46 +34,46 @@ class EpochSets:
         self._single: Int32Array = np.zeros(1024, np.int32)
 
     def of_epochs(self, epochs: Int32Array) -> Int32Array:
-        """Returns, for each of `epochs` (n,), the number of the set that has only this epoch: (n,)."""
+        """Returns, for each epoch of `epochs` (n,), the number of the set that has only this epoch: (n,)."""
         if int(epochs.max()) >= self._single.size:
             self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
-        sets = self._single.take(epochs)
-        if not sets.all():
-            for epoch in np.unique(epochs[sets == 0]):
+        set_numbers = self._single.take(epochs)
+        if not set_numbers.all():
+            for epoch in np.unique(epochs[set_numbers == 0]):
                 self._single[epoch] = self._number(1 << int(epoch))
-            sets = self._single.take(epochs)
-        return sets
+            set_numbers = self._single.take(epochs)
+        return set_numbers
 
     def joined(self, number: int, epoch: int) -> int:
-        """Returns the number of the set that has `epoch` and all epochs of the set `number`."""
-        joined = self._joined.get((number, epoch))
-        if joined is None:
-            joined = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
-        return joined
+        """Returns the number of the set that holds `epoch` and all epochs of the set with the number `number`."""
+        joined_number = self._joined.get((number, epoch))
+        if joined_number is None:
+            joined_number = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return joined_number
 
     def _number(self, members: int) -> int:
-        number = self._numbers.setdefault(members, len(self.members))
-        if number == len(self.members):
+        set_number = self._numbers.setdefault(members, len(self.members))
+        if set_number == len(self.members):
             self.members.append(members)
-        return number
+        return set_number
 
 
 class Touched:
-    """Stores for each granule the epochs of one kind of access since the last write, and the last such instruction."""
+    """Stores one kind of access per granule: the set of epochs since the last write, and the last such instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Int32Array, instruction: int, sets: EpochSets) -> None:
-        """Adds the epoch of each lane (n,) to the sets of the granules `cells` (n, k) that the lane accesses."""
-        mine = sets.of_epochs(epochs)[:, None]
+        """Adds each lane's epoch (n,) to the sets of the granules `cells` (n, k) that the lane accesses."""
+        own_sets = sets.of_epochs(epochs)[:, None]
         self._touch()
         old_sets = self.sets.take(cells)
         self.instructions[cells] = instruction
-        if ((old_sets == 0) | (old_sets == mine)).all():
-            self.sets[cells] = mine
-            if (mine == mine[0]).all() or (self.sets.take(cells) == mine).all():
+        if ((old_sets == 0) | (old_sets == own_sets)).all():
+            self.sets[cells] = own_sets
+            if (own_sets == own_sets[0]).all() or (self.sets.take(cells) == own_sets).all():
                 return
         # Other epochs have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
@@ -82,23 +82,23 @@ class Touched:
             if old_sets.min() == old_sets.max():
                 self.sets[epoch_cells] = sets.joined(int(old_sets.flat[0]), int(epoch))
             else:
-                set_numbers, inverse = np.unique(old_sets, return_inverse=True)
-                joined = np.array([sets.joined(int(number), int(epoch)) for number in set_numbers], np.int32)
-                self.sets[epoch_cells] = joined[inverse].reshape(epoch_cells.shape)
+                set_numbers, inverse_index = np.unique(old_sets, return_inverse=True)
+                joined_numbers = np.array([sets.joined(int(set_id), int(epoch)) for set_id in set_numbers], np.int32)
+                self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Int32Array, instruction: int) -> None:
-        """Replaces the sets of the granules `cells` (n, k) by the set number of each lane (n,)."""
+        """Gives new sets to the granules `cells` (n, k).  `numbers` (n,) holds the number of the set of each lane."""
         self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
 
     def clear(self, cells: Ints) -> None:
-        """Makes the sets of the granules `cells` empty."""
+        """Gives the empty set to the granules `cells`."""
         if not self.untouched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Allocates the tables at the first access, because most grids need only two of the five kinds of tables."""
+        """Allocates the tables at the first access, because most grids need only two of the five kinds of access."""
         if self.untouched:
             self.untouched = False
             self.sets: Int32Array = np.zeros(self._count, np.int32)
@@ -106,14 +106,14 @@ class Touched:
 
 
 class GlobalRaces(CtaOrder):
-    """Keeps shadow memory for the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
+    """Detects races on the global memory that a grid of `ctas` CTAs uses, by shadow memory for each granule.
 
-    `granule_bytes` is a power of two, at most 16.  An actor is a CTA, or one of its `warps`, as in `CtaOrder`.  At most
-    `limit` different races are stored.  Raises `ValueError` on another `granule_bytes`, and on `ctas` or `warps` below
-    1."""
+    `granule_bytes`, the size of a granule, is a power of two up to 16.  An actor is a CTA, or one of its `warps` warps,
+    as in `CtaOrder`.  At most `limit` different races are stored.  Raises `ValueError` on another `granule_bytes`, and
+    on `ctas` or `warps` below 1."""
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
-        if granule_bytes not in GRANULES:
+        if granule_bytes not in GRANULE_SIZES:
             raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self.findings = Findings(limit)
         self._shift = granule_bytes.bit_length() - 1
@@ -124,7 +124,7 @@ class GlobalRaces(CtaOrder):
 
     @property
     def found(self) -> list[Race]:
-        """Returns the races that were found so far."""
+        """Returns the races that the detector found so far."""
         return self.findings.races
 
     def restart(self) -> None:
@@ -135,24 +135,24 @@ class GlobalRaces(CtaOrder):
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
-        """Registers `size` bytes at `base`, merges them with overlapping allocations, and calls `restart`.
+        """Registers the allocation of `size` bytes at `base`.  Merges overlapping allocations, and calls `restart`.
 
         Raises `ValueError` on a size below one."""
         if size < 1:
             raise ValueError(f"size: expected at least 1 byte, got {size}")
         start = base >> self._shift << self._shift
         end = -(-(base + size) >> self._shift) << self._shift
-        joined = (start < self._ends) & (self._bases < end)
-        bases = np.append(self._bases[~joined], min(start, *self._bases[joined], start))
-        ends = np.append(self._ends[~joined], max(end, *self._ends[joined], end))
-        order = bases.argsort()
-        self._bases, self._ends = bases[order], ends[order]
+        is_overlapping = (start < self._ends) & (self._bases < end)
+        allocation_bases = np.append(self._bases[~is_overlapping], min(start, *self._bases[is_overlapping], start))
+        allocation_ends = np.append(self._ends[~is_overlapping], max(end, *self._ends[is_overlapping], end))
+        sort_order = allocation_bases.argsort()
+        self._bases, self._ends = allocation_bases[sort_order], allocation_ends[sort_order]
         sizes = self._ends - self._bases
         self._moves = np.cumsum(sizes) - sizes - self._bases
         self.restart()
 
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that lanes of `actors` (n,) read `width` bytes at `addresses` (n,).
+        """Records that n lanes read `width` bytes each, at `addresses` (n,).  `actors` (n,) gives each lane's actor.
 
         `width` is a multiple of the granule size.  All addresses must lie in registered allocations.
         """
@@ -173,14 +173,14 @@ class GlobalRaces(CtaOrder):
         """Records that lanes write.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  `old` is a function that returns the earlier values; it is called only at a
-        race.  If both arguments are given, a race is marked if the write does not change the value."""
+        race.  With both arguments, a race is marked if the write leaves the value unchanged."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
-        for kind, touched in (
+        for race_kind, touched_cells in (
             ("write-write", self._writes),
             ("read-write", self._readers),
             ("read-write", self._polls),
         ):
-            self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
+            self._meet(race_kind, touched_cells, actors, epochs, cells, instruction, values, old)
         # An atomic that comes after the write changes the value once more, whatever it left before the write.
         self._meet("write-write", self._atomics, actors, epochs, cells, instruction)
         # An access that is ordered after this write is also ordered after all that came before it.
@@ -192,7 +192,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Records an atomic operation of lanes, with the arguments of `read`.  Only `synchronise` orders accesses.
+        """Records an atomic operation of lanes, with the arguments of `read`.  Only a call of `synchronise` adds order.
 
         An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
@@ -214,14 +214,14 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Returns the granules that contain each access, numbered over all allocations: (n, k)."""
+        """Returns the indices of the granules of each access: (n, k).  The indices count over all allocations."""
         count = width >> self._shift or 1
-        span = self._spans.get(count)
-        if span is None:
-            span = self._spans[count] = np.arange(count)
-        flat = addresses.astype(np.int64, copy=False)
-        moves = self._moves.take(self._bases.searchsorted(flat, side="right") - 1)
-        return ((flat + moves) >> self._shift)[:, None] + span
+        granule_offsets = self._spans.get(count)
+        if granule_offsets is None:
+            granule_offsets = self._spans[count] = np.arange(count)
+        flat_addresses = addresses.astype(np.int64, copy=False)
+        address_shifts = self._moves.take(self._bases.searchsorted(flat_addresses, side="right") - 1)
+        return ((flat_addresses + address_shifts) >> self._shift)[:, None] + granule_offsets
 
     def _meet(
         self,
@@ -235,61 +235,61 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports CTAs that accessed `cells` before and are not ordered before the current access.
+        """Reports races of the current access with earlier accesses of `cells` by other CTAs, if nothing orders them.
 
         With `beyond`, only CTAs of other clusters are reported."""
         if touched.untouched:
             return
-        sets = touched.sets.take(cells)
-        is_other = (sets != 0) & (sets != self._sets.of_epochs(epochs)[:, None])
-        if not is_other.any():
+        set_numbers = touched.sets.take(cells)
+        is_other_set = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
+        if not is_other_set.any():
             return
-        lanes, columns = np.nonzero(is_other)
-        pairs, inverse = np.unique(actors[lanes] << 32 | sets[is_other], return_inverse=True)
+        lanes, columns = np.nonzero(is_other_set)
+        pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_other_set], return_inverse=True)
         unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs]
         if not any(unknown):
             return
         same_value = np.zeros(actors.size, np.bool_)
         if values is not None and old is not None:
             same_value = equal(chosen(values, last_of(cells[:, 0] << 32 | actors)), old(), actors.size)
-        keys = touched.instructions[cells[is_other]].astype(np.int64) << 32 | inverse << 1 | same_value[lanes]
-        for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
-            epochs_left = unknown[int(inverse[first])]
-            if epochs_left:
-                lane, cell = int(lanes[first]), int(cells[lanes[first], columns[first]])
-                owner = self.owners[(epochs_left & -epochs_left).bit_length() - 1]
-                earlier = int(touched.instructions[cell])
+        keys = touched.instructions[cells[is_other_set]].astype(np.int64) << 32 | inverse_index << 1 | same_value[lanes]
+        for first_index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            remaining_epochs = unknown[int(inverse_index[first_index])]
+            if remaining_epochs:
+                lane, cell = int(lanes[first_index]), int(cells[lanes[first_index], columns[first_index]])
+                owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
+                earlier_instruction = int(touched.instructions[cell])
                 cta = int(actors[lane]) // self.warps
-                self._add(kind, earlier, instruction, owner, cta, cell, bool(same_value[lane]), int(count))
+                self._add(kind, earlier_instruction, instruction, owner, cta, cell, bool(same_value[lane]), int(count))
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
-        """Reports CTAs that wrote the same granule in the same instruction."""
-        mine = self._sets.of_epochs(epochs)
-        first = cells[:, 0]
-        lost_mask = self._writes.sets.take(first) != mine
+        """Reports races between CTAs that write the same granule in the same instruction."""
+        own_sets = self._sets.of_epochs(epochs)
+        first_cells = cells[:, 0]
+        lost_mask = self._writes.sets.take(first_cells) != own_sets
         if not lost_mask.any():
             return
         losers = np.flatnonzero(lost_mask)
         # A granule keeps the write of its last lane.
-        last = last_of(first)[losers]
+        last_lanes = last_of(first_cells)[losers]
         ctas = actors // self.warps
-        apart = ctas[losers] != ctas[last]
-        losers, last = losers[apart], last[apart]
+        in_two_ctas = ctas[losers] != ctas[last_lanes]
+        losers, last_lanes = losers[in_two_ctas], last_lanes[in_two_ctas]
         same_value: Bools = np.zeros(losers.size, np.bool_)
         if values is not None:
-            stays = last_of(first << 32 | ctas)[losers]
-            same_value = equal(chosen(values, stays), chosen(values, last), losers.size)
-        for leaves_same in (False, True):
-            hits = np.flatnonzero(same_value == leaves_same)
+            kept_lanes = last_of(first_cells << 32 | ctas)[losers]
+            same_value = equal(chosen(values, kept_lanes), chosen(values, last_lanes), losers.size)
+        for keeps_value in (False, True):
+            hits = np.flatnonzero(same_value == keeps_value)
             if hits.size:
                 index = int(hits[0])
-                first_cta, second_cta = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
-                cell = int(first[losers[index]])
-                self._add("write-write", instruction, instruction, first_cta, second_cta, cell, leaves_same, hits.size)
+                first_cta, second_cta = (int(actors[lane]) // self.warps for lane in (losers[index], last_lanes[index]))
+                cell = int(first_cells[losers[index]])
+                self._add("write-write", instruction, instruction, first_cta, second_cta, cell, keeps_value, hits.size)
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
-        flat = cell << self._shift
-        allocation_index = int((self._bases + self._moves).searchsorted(flat, side="right")) - 1
-        address = flat - int(self._moves[allocation_index])
+        flat_address = cell << self._shift
+        allocation_index = int((self._bases + self._moves).searchsorted(flat_address, side="right")) - 1
+        address = flat_address - int(self._moves[allocation_index])
         names = f"CTA {owner}", f"CTA {cta}"
         self.findings.add(Race("global", kind, first, second, *names, address, -1, same_value=same, count=count))

@@ -1,4 +1,4 @@
-"""Collects the races that a detector found: one `Race` for each pair of instructions, with a count and a sentence."""
+"""Collects races: one `Race` for each pair of instructions, with a count.  `describe` turns a race into a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "re
 
 @dataclass(slots=True)
 class Race:
-    """Describes two accesses to one address.  At least one access is a write, and nothing orders the accesses."""
+    """Describes two accesses to one address that nothing orders.  At least one access is a write."""
 
     space: str
     """The state space of the race: `shared` or `global`."""
@@ -38,15 +38,15 @@ class Race:
 
     @property
     def harmless(self) -> bool:
-        """Returns whether one value was stored twice, by two CTAs or by one instruction (compilers generate this)."""
+        """Returns whether two CTAs, or one instruction, stored the same value twice.  Compilers generate both cases."""
         between_ctas = self.space == "global" and self.kind == "write-write"
         return self.same_value and (between_ctas or self.first == self.second)
 
 
 class Findings:
-    """Stores races: one race for each kind and pair of instructions, and at most `limit` races in total.
+    """Stores one race for each kind of race and pair of instructions, and at most `limit` harmful races.
 
-    Harmless races do not count towards the limit: compilers make many of them, and they must not displace a real fault.
+    Harmless races do not count towards `limit`.  Compilers cause many of them, and they must not displace a real fault.
     """
 
     def __init__(self, limit: int = 100) -> None:
@@ -57,11 +57,11 @@ class Findings:
         self._by_key: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
-        """Stores `race`.  If an equal race is stored already, adds only the count of `race` to it."""
+        """Stores `race`.  If an equal race is stored already, only adds the count of `race` to the stored count."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
-        earlier = self._by_key.get(key)
-        if earlier is not None:
-            earlier.count += race.count
+        earlier_race = self._by_key.get(key)
+        if earlier_race is not None:
+            earlier_race.count += race.count
         elif race.harmless or self._harmful < self._limit:
             self._by_key[key] = race
             self.races.append(race)
@@ -83,17 +83,17 @@ def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
         )
     if race.kind == "end":
         return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"
-    did_first, did_second = VERBS[race.kind]
+    first_verb, second_verb = VERBS[race.kind]
     return (
-        f"{race.kind} race on {location}: {name_of_instruction(race.first)} {did_first} it in {race.first_actor}, and "
-        f"{second} {did_second} it in {race.second_actor}, with {_missing(race)} between"
+        f"{race.kind} race on {location}: {name_of_instruction(race.first)} {first_verb} it in {race.first_actor}, and "
+        f"{second} {second_verb} it in {race.second_actor}, with {_missing(race)} between"
         + ("; both leave the same value" if race.same_value else "")
     )
 
 
 def _missing(race: Race) -> str:
     if race.proxy:
-        compiler = race.first_actor.startswith("cp.async") and race.second_actor.startswith("wgmma")
-        return "no fence.proxy.async" + (" (Triton puts one there from 3.7.1 on)" if compiler else "")
-    waited = race.space == "shared" and not race.first_actor.startswith("warp ")
-    return f"no wait for {race.first_actor}" if waited else "nothing that orders them"
+        is_compiler_fault = race.first_actor.startswith("cp.async") and race.second_actor.startswith("wgmma")
+        return "no fence.proxy.async" + (" (Triton puts one there from 3.7.1 on)" if is_compiler_fault else "")
+    can_be_awaited = race.space == "shared" and not race.first_actor.startswith("warp ")
+    return f"no wait for {race.first_actor}" if can_be_awaited else "nothing that orders them"

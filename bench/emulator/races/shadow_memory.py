@@ -1,10 +1,10 @@
-"""Stores stamps for every granule of shared memory.  Finds the stamps that are not ordered before a new access.
+"""Stores the last accesses to every granule of shared memory.  Finds accesses that are not ordered before a new access.
 
-A stamp is the actor, clock and instruction of an access.  A granule is a few aligned bytes.  It has the stamp of its
-last write, and the stamp of the last read of each reader.
+A granule is a small aligned group of bytes.  A stamp is the actor, clock and instruction of an access, in one integer.
+Each granule has the stamp of its last write, and the stamp of the last read of each reader.
 
-Each block of 1 KiB of memory also has the latest stamp of each reader.  A reader's clock only grows.  If a block's
-latest read is ordered before a write, all its reads are.  The granules of the block then need no check.
+Each block of 1 KiB of memory also has the latest stamp of each reader.  A reader's clock only grows.  So if the latest
+read of a block is ordered before a write, all reads of the block are.  The block's granules then need no check.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.races.vector_clocks import (
-    ACTOR,
     ACTOR_BITS,
+    ACTOR_MASK,
     ASYNC,
     GENERIC,
     INIT,
@@ -28,7 +28,7 @@ from rooflab.bench.emulator.races.vector_clocks import (
 
 BLOCK_SHIFT = 10
 """The binary logarithm of the bytes of a block of memory."""
-GRANULES = (1, 2, 4, 8, 16)
+GRANULE_SIZES = (1, 2, 4, 8, 16)
 """Possible sizes of a granule in bytes; no lane accesses more bytes at once than the largest size."""
 
 Ints = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ _LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """Holds the granules and the memory blocks (of 1 KiB) of n accesses with k granules each."""
+    """Holds the k granules of each of n accesses, and the memory block (of 1 KiB) of each access."""
 
     granules: Ints
     """The granules of each access: (n, k)."""
@@ -50,7 +50,7 @@ class Cells(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Holds m stamps of earlier accesses that are not ordered before the n accesses under check."""
+    """Holds m late stamps: stamps of earlier accesses that are not ordered before one of n new accesses."""
 
     access: Ints
     """For each stamp, the index of the access with which it has no order: (m,), below n."""
@@ -61,7 +61,7 @@ class Late(NamedTuple):
 
 
 class LastOf:
-    """Stores the stamp of the last access of each of `actors` actors to each of `granules` granules."""
+    """Stores, for each of `actors` actors and each of `granules` granules, the stamp of the actor's last access."""
 
     def __init__(self, actors: int, granules: int, shift: int) -> None:
         self._actors, self._granules = actors, granules
@@ -71,31 +71,31 @@ class LastOf:
         self._flat_blocks = self._blocks.reshape(-1)
 
     def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
-        """Stamps the granules of each access.  Each access has one actor (n,) and one stamp (n,)."""
-        first = cells.granules + (actors * self._granules)[:, None]
-        self._stamps[first] = stamps[:, None]
+        """Stores the stamps of n accesses in their granules.  `actors` (n,) and `stamps` (n,) describe the accesses."""
+        flat_index = cells.granules + (actors * self._granules)[:, None]
+        self._stamps[flat_index] = stamps[:, None]
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stamps the granules of all accesses with one stamp of `actor`."""
+        """Stores the same stamp of `actor` in the granules of all accesses."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Returns the stamps that are not below `known` (n or 1, actors), or None if there are none (the fast case)."""
+        """Returns the stamps that are not below `known` (n or 1, actors).  Returns None if there are none."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
-        access, actor = np.nonzero(blocks)
-        granules = cells.granules[access]
-        stamps = self._stamps[granules + (actor * self._granules)[:, None]]
-        limits = np.broadcast_to(known, blocks.shape)[access, actor]
-        row, column = np.nonzero(stamps >= limits[:, None])
-        return Late(access[row], granules[row, column], stamps[row, column]) if row.size else None
+        access_index, actor_index = np.nonzero(blocks)
+        granules = cells.granules[access_index]
+        stamps = self._stamps[granules + (actor_index * self._granules)[:, None]]
+        known_limits = np.broadcast_to(known, blocks.shape)[access_index, actor_index]
+        row, column = np.nonzero(stamps >= known_limits[:, None])
+        return Late(access_index[row], granules[row, column], stamps[row, column]) if row.size else None
 
 
 class Shadow:
-    """Stores stamps of `size` bytes in granules of `2 ** shift` bytes: for reads, for writes and for any atomics."""
+    """Stores the stamps of reads, writes and atomics on `size` bytes, in granules of `2 ** shift` bytes."""
 
     def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
         self.shift = shift
@@ -109,23 +109,23 @@ class Shadow:
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
-        """Returns the granules of n accesses of `width` bytes at the byte addresses `addresses` (n,)."""
+        """Returns the granules and memory blocks of n accesses of `width` bytes at `addresses` (n,)."""
         count = width >> self.shift
-        span = self._spans.get(count)
-        if span is None:
-            span = self._spans[count] = np.arange(count)
-        flat = addresses.astype(np.int64, copy=False)
-        return Cells((flat >> self.shift)[:, None] + span, flat >> BLOCK_SHIFT)
+        granule_offsets = self._spans.get(count)
+        if granule_offsets is None:
+            granule_offsets = self._spans[count] = np.arange(count)
+        flat_addresses = addresses.astype(np.int64, copy=False)
+        return Cells((flat_addresses >> self.shift)[:, None] + granule_offsets, flat_addresses >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """Returns the table `atomics`.  The first call makes the table, because most kernels have no atomics."""
+        """Returns the stamps of atomics.  The first call makes their table, because most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
 
 
 class Lanes:
-    """Describes lanes' accesses through the generic proxy.  With `copies`, they are cp.async of the lanes' warps."""
+    """Describes accesses of lanes through the generic proxy.  With `copies`, these accesses are cp.async copies."""
 
     def __init__(
         self,
@@ -147,44 +147,44 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Returns the last writes not ordered before the lanes.  An mbarrier needs only a fence of its init."""
+        """Returns the last writes that are not ordered before the accesses.  An mbarrier needs only INIT order."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
-        is_late = stamps >= known_stamps.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
         if of_mbarrier and is_late.any():
             known_stamps = self._clocks.known[INIT].reshape(-1)
-            is_late &= stamps >= known_stamps.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+            is_late &= stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
         return _late(is_late, self.cells, stamps) if is_late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
-        """Returns the stamps in `table` that are not ordered before the lanes.  Returns None if `table` is None."""
+        """Returns the stamps in `table` that are not ordered before the accesses.  Returns None if `table` is None."""
         if table is None:
             return None
         known_stamps = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
         return table.late(self.cells, known_stamps.take(self._rows, axis=0))
 
     def actors_of(self, late: Late) -> Ints:
-        """Returns, for each stamp of `late`, the actor of the access that is not ordered after it: (m,)."""
+        """Returns, for each stamp of `late`, the actor of the new access that it races with: (m,)."""
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns false for each stamp of `late` (m,), because the generic proxy needs no proxy fence."""
+        """Returns whether only a proxy fence is missing, per stamp (m,): always false in the generic proxy."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Returns pairs of accesses to one granule in one instruction: an access and the last access, or None.
+        """Returns accesses that collide within the instruction, and for each the last access to the same granule.
 
-        All widths are equal and all addresses are aligned.  So accesses overlap completely or not at all, and the first
-        granules decide."""
-        first = self.cells.granules[:, 0]
-        lanes = _LANES[: first.size] if first.size <= _LANES.size else np.arange(first.size, dtype=np.int32)
-        self._shadow.winners[first] = lanes
-        winners = self._shadow.winners.take(first)
-        clash = winners != lanes
-        if not clash.any():
+        Returns None without collisions.  All accesses have one width and aligned addresses.  So they overlap completely
+        or not at all, and comparing their first granules is enough."""
+        granules = self.cells.granules[:, 0]
+        lanes = _LANES[: granules.size] if granules.size <= _LANES.size else np.arange(granules.size, dtype=np.int32)
+        self._shadow.winners[granules] = lanes
+        winning_lanes = self._shadow.winners.take(granules)
+        is_clash = winning_lanes != lanes
+        if not is_clash.any():
             return None
-        losers = np.flatnonzero(clash)
-        return losers, winners[losers].astype(np.int64)
+        losing_lanes = np.flatnonzero(is_clash)
+        return losing_lanes, winning_lanes[losing_lanes].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
         """Returns, for each access, the last access by the same warp to the same address: (n,)."""
@@ -192,7 +192,7 @@ class Lanes:
 
 
 class Operation:
-    """Describes the accesses of one asynchronous operation through the async proxy."""
+    """Describes the memory accesses that one asynchronous operation makes through the async proxy."""
 
     def __init__(self, shadow: Shadow, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         self._shadow, self._transfer = shadow, transfer
@@ -200,9 +200,9 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """Returns the last writes that are not ordered before the operation.  `plane` selects the kind of order."""
+        """Returns the last writes that are not ordered before the operation.  `plane` is ASYNC, GENERIC or INIT."""
         stamps = self._shadow.writes.take(self.cells.granules)
-        is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
+        is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
         return _late(is_late, self.cells, stamps) if is_late.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
@@ -212,60 +212,60 @@ class Operation:
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
 
     def actors_of(self, late: Late) -> Ints:
-        """Returns the operation's actor once for each stamp of `late`: (m,)."""
+        """Returns the operation's actor, repeated for each stamp of `late`: (m,)."""
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns whether each stamp is ordered in the generic plane (m,).  Then only a proxy fence is missing."""
-        known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
+        """Returns whether only a proxy fence is missing, per stamp (m,): the stamp is ordered in the GENERIC plane."""
+        known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR_MASK)
         is_ordered: Bools = late.stamps < known_stamps
         return is_ordered
 
 
 def last_of(keys: Ints) -> Ints:
-    """Returns, for each of `keys` (n,), the index of the last equal key: (n,)."""
-    order = keys.argsort(kind="stable")
-    last: Ints = order[keys[order].searchsorted(keys, side="right") - 1]
-    return last
+    """Returns, for each key of `keys` (n,), the index of the last key that is equal to it: (n,)."""
+    sort_order = keys.argsort(kind="stable")
+    last_index: Ints = sort_order[keys[sort_order].searchsorted(keys, side="right") - 1]
+    return last_index
 
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Returns whether all registers of an access hold equal bits: (accesses,).  NaNs with the same bits are equal."""
+    """Returns, per access, whether all registers of `values` and `others` have the same bits: (accesses,)."""
     same_bits = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
         same_bits &= (_words(value) == _words(other_value)).all(axis=1)
     return same_bits
 
 
-ROUNDING = 2.0**-18
+MAX_FP32_ROUNDING = 2.0**-18
 """Two fp32 sums of the same tens of terms may differ by this share of the largest sum that the instruction writes, if
 their terms were rounded in another order, or not at all (a fused multiply-add)."""
-HALF_ROUNDING = 2.0**-8
+MAX_FP16_ROUNDING = 2.0**-8
 """The same limit for fp16, which allows four roundings.  The limit for bf16 is eight times as large."""
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Returns whether an access has fp32, bf16 or fp16 registers that differ by rounding alone: (accesses,)."""
+    """Returns, per access, whether its fp32, bf16 or fp16 registers differ by rounding alone: (accesses,)."""
     is_near = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
-        alike = np.zeros(accesses, np.bool_)
-        for candidate in _as_floats(_columns(value), _columns(other_value)):
-            alike |= _near(*candidate)
-        is_near &= alike
+        is_alike = np.zeros(accesses, np.bool_)
+        for float_pair in _as_floats(_columns(value), _columns(other_value)):
+            is_alike |= _near(*float_pair)
+        is_near &= is_alike
     return is_near
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Yields both values as floats, with a vector's registers in columns, and the largest difference by rounding.  16
-    bits may be fp16 or bf16.  16-bit values without a normal fp16 number are taken for integers and skipped."""
+    """Yields both values as floats, and the largest difference by rounding.  A vector's registers are columns.  16 bits
+    are read as fp16 and as bf16; if all numbers are tiny, they are taken for integers and skipped."""
     if value.itemsize % 4 == 0:
-        yield value.view(np.float32), other.view(np.float32), ROUNDING
+        yield value.view(np.float32), other.view(np.float32), MAX_FP32_ROUNDING
     elif value.itemsize == 2:
-        halves = value.view(np.float16), other.view(np.float16), HALF_ROUNDING
+        fp16_pair = value.view(np.float16), other.view(np.float16), MAX_FP16_ROUNDING
         bf16, other_bf16 = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
-        for first, second, rounding in (halves, (bf16, other_bf16, 8 * HALF_ROUNDING)):
-            if np.abs(np.where(np.isfinite(first), first, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
-                yield first, second, rounding
+        for left, right, max_rounding in (fp16_pair, (bf16, other_bf16, 8 * MAX_FP16_ROUNDING)):
+            if np.abs(np.where(np.isfinite(left), left, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
+                yield left, right, max_rounding
 
 
 def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
@@ -278,7 +278,7 @@ def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
 
 
 def chosen(values: Values, lanes: Ints) -> Values:
-    """Returns the registers of the given lanes."""
+    """Selects the given lanes from every register."""
     return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]
 
 

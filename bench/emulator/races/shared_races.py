@@ -1,14 +1,14 @@
-"""Finds races on shared memory by vector clocks, in any order in which the emulator runs the warps.
+"""Finds races on shared memory by vector clocks, whatever order the emulator runs the warps in.
 
 The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
-reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane, and
-warps are compared by these kept values.  The reason: since Triton 3.8 all warps that hold one row store the row's sum.
-A fused multiply-add rounds this sum differently in each lane.  Order is tracked per warp, not per thread: a barrier
-that half of a warp reaches counts for the whole warp.
+reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane.  Two
+warps are compared by the values that each warp keeps.  The reason: since Triton 3.8, all warps that hold a row store
+the row's sum, and a fused multiply-add rounds this sum differently in each lane.  Order is tracked per warp, not per
+thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
 
-All addresses are byte addresses over all slots (CTAs or clusters): slot `s` owns `[s * size, (s + 1) * size)`.  `width`
-is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.  This file
-does not check this.
+A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`.
+`width` is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.
+This file does not check this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import (
-    GRANULES,
+    GRANULE_SIZES,
     Bools,
     Ints,
     Lanes,
@@ -32,11 +32,11 @@ from rooflab.bench.emulator.races.shadow_memory import (
     nearly_equal,
 )
 from rooflab.bench.emulator.races.vector_clocks import (
-    ACTOR,
     ACTOR_BITS,
+    ACTOR_MASK,
     GENERIC,
     INIT,
-    LOWER,
+    LOWER_MASK,
     AsyncOperation,
     VectorClocks,
 )
@@ -45,10 +45,10 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Stores clocks and shadow memory of `slots` CTAs (or a cluster, `ctas`): `warps` warps and `size` bytes each.
+    """Detects races on the shared memory of `slots` CTAs (or a cluster, `ctas`): `warps` warps and `size` bytes each.
 
     `granule_bytes`, a power of two up to 16, is the width of the kernel's narrowest access.  `async_slots` is the
-    number of TMA loads of a CTA that are distinguished.  At most `limit` different races are stored.  Raises
+    number of a CTA's TMA loads that are tracked separately.  At most `limit` different races are stored.  Raises
     `ValueError` if `size` is not a multiple of 1024, on another `granule_bytes`, and on too many actors per slot.
     """
 
@@ -65,7 +65,7 @@ class SharedRaces(VectorClocks):
         super().__init__(slots, warps, async_slots, ctas)
         if size <= 0 or size % 1024:
             raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
-        if granule_bytes not in GRANULES:
+        if granule_bytes not in GRANULE_SIZES:
             raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self.size = size
         self.findings = Findings(limit)
@@ -75,13 +75,13 @@ class SharedRaces(VectorClocks):
 
     @property
     def found(self) -> list[Race]:
-        """Returns the races that were found so far."""
+        """Returns the races that the detector found so far."""
         return self.findings.races
 
     def read(
         self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
     ) -> None:
-        """Records that lanes read.  `warps` is (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
+        """Records reads of n lanes.  `warps` is (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -100,8 +100,8 @@ class SharedRaces(VectorClocks):
         """Records that lanes write.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
-        function that returns the earlier values; it is called only at a race.  With `old`, unchanged values are marked
-        in the race."""
+        function that returns the earlier values; it is called only at a race.  With `old`, a race is marked if the
+        write leaves the value unchanged."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -111,14 +111,14 @@ class SharedRaces(VectorClocks):
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
 
-        It does not order accesses.  If a kernel builds a lock with atomics, call `signal`, `complete` and `wait`."""
+        The operation itself orders nothing.  For a lock made of atomics, also call `signal`, `complete` and `wait`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Records cp.async of lanes to `addresses`.  The lanes' warp learns of these writes only by `wait_copies`."""
+        """Records cp.async copies of lanes to `addresses`.  Their warp knows of the writes only after `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -128,7 +128,7 @@ class SharedRaces(VectorClocks):
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         """Records that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) by the async proxy.
 
-        The cost is lowest if a tile is given as whole blocks of 1024 bytes."""
+        This is fastest if a tile is given as whole blocks of 1024 bytes."""
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -136,11 +136,11 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that a transfer of kind LOAD writes `addresses` (n,).
+        """Records that a TMA load (kind LOAD) writes `width` bytes at `addresses` (n,).
 
-        An earlier write needs a proxy fence before the transfer.  An earlier read needs only some order before the
-        transfer (CUTLASS relies on this).  An mbarrier also needs only some order: Triton 3.7 makes unused mbarriers,
-        and overwrites them by loads."""
+        A proxy fence must order an earlier write before the load.  An earlier read needs only ordinary order; CUTLASS
+        relies on this.  An earlier mbarrier init also needs only ordinary order: Triton 3.7 makes unused mbarriers, and
+        loads overwrite them."""
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
@@ -149,18 +149,18 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Its asynchronous operations must be complete: another CTA gets its memory."""
+        """Ends the CTA in `slot`.  Reports operations that nothing waited for, because another CTA gets the memory."""
         for stamp in self.never_awaited(slot):
-            instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
-            self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
+            instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
+            self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Records mbarrier.init by a lane: a write of 8 bytes that must be ordered after all their earlier uses."""
+        """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""
         self._inits.add(instruction)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Records arrive, expect_tx or a wait by `warps` (n,).  All of these must come after the init, in any order."""
+        """Records arrive, expect_tx or a wait by `warps` (n,).  They must follow the init, and need no other order."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(
@@ -169,20 +169,20 @@ class SharedRaces(VectorClocks):
         """Records complete_tx by a transfer.
 
         The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, `fence_mbarrier_init` or
-        `fence_proxy_async` must give this order.  Triton 3.7 emits no fence for a cluster of one CTA.
+        `fence_proxy_async` must give this order.  Triton 3.7 emits no such fence for a cluster of one CTA.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Records mbarrier.inval by a lane.  This write must follow all uses and all TMA loads that arrive.
+        """Records mbarrier.inval: a write that must follow all uses of the mbarrier and all its TMA loads.
 
-        The detector knows these loads if the caller gave `signal_async` the byte address as the key."""
+        These loads are known only if `signal_async` got the mbarrier's byte address as the key."""
         self.mbarrier_init(slot, warp, address, instruction)
         offset = address % self.size
         for actor in self.unwaited(slot, warp, address):
-            first, second = self.name_of(actor), self.name_of(warp)
-            self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, offset, slot))
+            load_name, user = self.name_of(actor), self.name_of(warp)
+            self.findings.add(Race("shared", "read-write", instruction, instruction, load_name, user, offset, slot))
 
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
@@ -201,48 +201,48 @@ class SharedRaces(VectorClocks):
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Reports races for the stamps in `late`.  `same` (n,) says whether each access leaves the value unchanged."""
+        """Reports a race for each stamp in `late`.  `same` (n,) says whether an access leaves the value unchanged."""
         if late is None:
             return
         actors, is_ordered = access.actors_of(late), access.but_for_proxy(late)
-        equals = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
-        keys = (late.stamps & LOWER) * 4 + is_ordered * 2 + equals
+        keeps_value = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
+        keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + keeps_value
         for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
             stamp, second_actor = int(late.stamps[index]), self.name_of(int(actors[index]))
-            first = (stamp & LOWER) >> ACTOR_BITS
-            if kind == "write-write" and is_ordered[index] and first in self._inits:
+            first_instruction = (stamp & LOWER_MASK) >> ACTOR_BITS
+            if kind == "write-write" and is_ordered[index] and first_instruction in self._inits:
                 continue
             self.findings.add(
                 Race(
                     "shared",
                     kind,
-                    first,
+                    first_instruction,
                     instruction,
-                    self.name_of(stamp & ACTOR),
+                    self.name_of(stamp & ACTOR_MASK),
                     second_actor,
                     address,
                     slot,
                     bool(is_ordered[index]),
-                    bool(equals[index]),
+                    bool(keeps_value[index]),
                     int(count),
                 )
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Reports writes to one address in one instruction, by two warps, or by one warp with different values."""
+        """Reports writes of one instruction to one address: by two warps, or with different values by one warp."""
         collisions = access.collisions()
         if collisions is None:
             return
         losers, winners = collisions
-        last = access.last_of_warp()[losers]
-        across_warps = last == losers
-        winners = np.where(across_warps, winners, last)
+        last_lanes = access.last_of_warp()[losers]
+        across_warps = last_lanes == losers
+        winners = np.where(across_warps, winners, last_lanes)
         same_value = is_near = np.zeros(losers.size, np.bool_)
         if values is not None:
-            lost, won = chosen(values, losers), chosen(values, winners)
-            same_value, is_near = equal(lost, won, losers.size), nearly_equal(lost, won, losers.size)
-        for kind, leaves_same, mask in (
+            lost_values, won = chosen(values, losers), chosen(values, winners)
+            same_value, is_near = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
+        for kind, keeps_value, mask in (
             ("write-write", True, across_warps & same_value),
             ("write-write", False, across_warps & ~same_value),
             ("lanes", False, ~across_warps & ~same_value & ~is_near & (values is not None)),
@@ -263,7 +263,7 @@ class SharedRaces(VectorClocks):
                     second_actor,
                     address,
                     slot,
-                    same_value=leaves_same,
+                    same_value=keeps_value,
                     count=int(mask.sum()),
                 )
             )

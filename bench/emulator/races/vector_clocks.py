@@ -1,14 +1,14 @@
 """Tracks by vector clocks what each running warp knows of the other warps and of asynchronous operations.
 
 An access is stamped with its actor and the actor's clock.  It is ordered before every access by an actor that knows
-this clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes of order.  GENERIC is
-plain happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write
-only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into ASYNC.
-INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
+this clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  Three kinds of order (planes) are kept apart.
+GENERIC is plain happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a
+generic write only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC
+into ASYNC.  INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
 
 A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
-12 bits.  Knowledge of an actor is stored as the smallest stamp that is not known.  So the test `stamp < known` needs no
-shifting.
+12 bits.  What a warp knows of an actor is stored as the smallest stamp that it does not know.  So the test is just
+`stamp < known`.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
@@ -32,19 +32,19 @@ import numpy.typing as npt
 
 CLOCK_STEP = 1 << 32
 """One tick of a clock."""
-LOWER = CLOCK_STEP - 1
+LOWER_MASK = CLOCK_STEP - 1
 ACTOR_BITS = 12
-MOST_ACTORS = 1 << ACTOR_BITS
+MAX_ACTORS = 1 << ACTOR_BITS
 """The most actors of a slot.  A cluster of 16 CTAs of 32 warps has 3072, with 64 actors per CTA for TMA loads."""
-ACTOR = MOST_ACTORS - 1
+ACTOR_MASK = MAX_ACTORS - 1
 """The mask of the bits of a stamp that hold the actor."""
 GENERIC, ASYNC, INIT = 0, 1, 2
 """The numbers of the three planes of order."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
-LOAD = "load"
+TMA_LOAD = "load"
 _STREAMS = (WGMMA, BULK, COPY)
 
-Index = int | npt.NDArray[np.integer]
+IndexOrArray = int | npt.NDArray[np.integer]
 """One slot or warp, or an array of slots or warps without repetition."""
 Stamps = npt.NDArray[np.int64]
 _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
@@ -52,7 +52,7 @@ _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
 
 @dataclass(frozen=True, slots=True)
 class AsyncOperation:
-    """Describes one asynchronous operation, from its issue on."""
+    """Describes one asynchronous operation: its actor, its stamp, and what was known at its issue."""
 
     slot: int
     actor: int
@@ -63,7 +63,7 @@ class AsyncOperation:
 
 
 class VectorClocks:
-    """Stores the clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
+    """Stores the vector clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
 
     A slot is a CTA.  With `ctas`, there is one slot: the cluster of the CTAs with the numbers `ctas`.  `warps` then
     counts the warps of all these CTAs.  Raises `ValueError` if a slot would have more than 4096 actors."""
@@ -72,9 +72,9 @@ class VectorClocks:
         self.slots, self.warps = slots, warps
         self._ctas = ctas
         self.actors = warps * (1 + len(_STREAMS)) + pool
-        if min(slots, warps, pool) < 1 or self.actors > MOST_ACTORS:
+        if min(slots, warps, pool) < 1 or self.actors > MAX_ACTORS:
             raise ValueError(
-                f"slots, warps, pool: expected at least 1 each and 4 * warps + pool <= {MOST_ACTORS}, "
+                f"slots, warps, pool: expected at least 1 each and 4 * warps + pool <= {MAX_ACTORS}, "
                 f"got {slots}, {warps}, {pool}"
             )
         self.readers = 3 * warps
@@ -96,140 +96,140 @@ class VectorClocks:
     def restart(self, slot: int) -> None:
         """Reuses `slot` for another CTA.  All earlier actions in the slot are ordered before this CTA."""
         self.current[slot] += CLOCK_STEP
-        self.known[:, slot] = self.current[slot] & ~LOWER
+        self.known[:, slot] = self.current[slot] & ~LOWER_MASK
         warps = np.arange(self.warps)
         self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
 
-    def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
-        """Executes `bar.sync` of warps.  In each of `slots`, every warp learns all that any of the warps knows.
+    def barrier(self, slots: IndexOrArray, warps: IndexOrArray, key: Hashable = None) -> None:
+        """Executes `bar.sync`: in each of `slots`, each of `warps` learns all that any of these warps knows.
 
-        A `key` (a named barrier) needs a single slot.  The warps then also learn what bar.arrive signalled to it since
-        its last barrier."""
+        A `key` (a named barrier) needs a single slot.  The warps then also learn what bar.arrive has signalled to this
+        barrier since its last use."""
         s, w = _outer(slots, warps)
-        if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
-            self.known[:, s, w] = np.maximum(self.known[:, s, w], arrived.pending[:, None, None])
+        if key is not None and (sync_object := self._objects[int(s[0, 0])].pop(key, None)) is not None:
+            self.known[:, s, w] = np.maximum(self.known[:, s, w], sync_object.pending[:, None, None])
         if not w.size:
             return
         self.known[:, s, w] = self.known[:, s, w].max(axis=2, keepdims=True)
         self._advance(s, w)
 
-    def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """Executes `fence.proxy.async`: orders what the warps know and did before their later async-proxy operations."""
+    def fence_proxy_async(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
+        """Executes `fence.proxy.async`: what the warps know is ordered before their later async-proxy operations."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
 
-    def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
-        """Orders like `fence_proxy_async`, but only before later asynchronous arrivals at mbarriers."""
+    def fence_mbarrier_init(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
+        """Executes `fence.mbarrier_init`: a `fence_proxy_async` for later asynchronous mbarrier arrivals alone."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
 
-    def signal(self, slot: int, warps: Index, key: Hashable) -> None:
+    def signal(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
         """Records that the warps arrive at `key` (an mbarrier's address, a named barrier) and release all they know."""
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
 
-    def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Records a relaxed arrival.  It releases only the mbarrier inits that a `fence_mbarrier_init` has covered."""
+    def signal_inits(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
+        """Records a relaxed arrival.  It releases only mbarrier inits that come before a `fence_mbarrier_init`."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """Ends the phase of the barrier `key`.  Warps that wait for it learn only what was signalled up to now."""
+        """Ends the phase of the barrier `key`.  Warps that wait for this phase learn only what was signalled before."""
         self._object(slot, key).complete()
 
-    def wait(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Records that the warps have waited for the last completed phase of `key`, if it exists: an acquire."""
-        completed = self._object(slot, key).completed
-        if completed is not None:
+    def wait(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
+        """Records a wait: the warps acquire all that was released up to the last completed phase of `key`, if any."""
+        completed_stamps = self._object(slot, key).completed
+        if completed_stamps is not None:
             w = _flat(warps)
-            self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
+            self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed_stamps[:, None])
 
-    def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK.  It knows only what every warp of `warps` knows.
+    def begin_async(self, slot: int, warps: IndexOrArray, kind: str) -> AsyncOperation:
+        """Begins an operation of `kind` LOAD, WGMMA or BULK.  It knows only what all of `warps` know.
 
         Raises `ValueError` on any other kind."""
         w = _flat(warps)
         known_stamps: Stamps = self.known[:, slot, w].min(axis=1)
         self._advance(slot, w)
-        if kind == LOAD:
+        if kind == TMA_LOAD:
             actor = self._pool + self._next[slot]
             self._next[slot] = (self._next[slot] + 1) % (self.actors - self._pool)
         elif kind in (WGMMA, BULK):
             actor = self.warps * (1 + _STREAMS.index(kind)) + int(w[0])
         else:
-            raise ValueError(f"kind: expected {LOAD!r}, {WGMMA!r} or {BULK!r}, got {kind!r}")
+            raise ValueError(f"kind: expected {TMA_LOAD!r}, {WGMMA!r} or {BULK!r}, got {kind!r}")
         self.current[slot, actor] += CLOCK_STEP
         stamp = int(self.current[slot, actor])
         known_stamps[:, actor] = _next_tick(stamp)
         return AsyncOperation(slot, actor, stamp, known_stamps)
 
-    def acquire_async(self, slot: int, warps: Index, transfer: AsyncOperation) -> None:
-        """Records that the warps have waited (wait_group) for `transfer` and all earlier operations of its stream."""
+    def acquire_async(self, slot: int, warps: IndexOrArray, transfer: AsyncOperation) -> None:
+        """Records wait_group: the warps have waited for `transfer` and all earlier operations of its stream."""
         cells = self.known[:, slot, _flat(warps), transfer.actor]
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: AsyncOperation, key: Hashable) -> None:
-        """Records complete_tx: `transfer` arrives at `key`.  It releases its actions, not its issuer's knowledge."""
+        """Records complete_tx: `transfer` arrives at `key`.  It releases its own actions, not what its issuer knows."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
 
-    def commit_copies(self, slots: Index, warps: Index) -> None:
-        """Records cp.async.commit_group of all lanes of the warps."""
+    def commit_copies(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
+        """Records cp.async.commit_group by all lanes of the warps."""
         s, w = _outer(slots, warps)
         self.current[s, self.copies + w] += CLOCK_STEP
 
-    def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
+    def wait_copies(self, slots: IndexOrArray, warps: IndexOrArray, pending: int = 0) -> None:
         """Records cp.async.wait_group: all committed groups except the last `pending` groups are complete.
 
         Only the GENERIC plane changes, because cp.async writes through the generic proxy.  For cp.async.wait_all, call
         `commit_copies` first.
         """
         s, w = _outer(slots, warps)
-        done_stamps = (self.current[s, self.copies + w] & ~LOWER) - pending * CLOCK_STEP
+        done_stamps = (self.current[s, self.copies + w] & ~LOWER_MASK) - pending * CLOCK_STEP
         self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done_stamps)
 
-    def signal_copies(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Records cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key` and are committed."""
+    def signal_copies(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
+        """Records cp.async.mbarrier.arrive: all earlier cp.async of the warps arrive at `key` and are committed."""
         w = _flat(warps)
-        streams = self.copies + w
-        self._object(slot, key).join_one(GENERIC, streams, _next_tick(self.current[slot, streams]))
-        self.current[slot, streams] += CLOCK_STEP
+        copy_streams = self.copies + w
+        self._object(slot, key).join_one(GENERIC, copy_streams, _next_tick(self.current[slot, copy_streams]))
+        self.current[slot, copy_streams] += CLOCK_STEP
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """Returns the actors of TMA loads that arrived at `key`, without loads that `warp` knows to be complete."""
-        signalled = self._object(slot, key).pending[GENERIC, self._pool :]
-        return [self._pool + int(i) for i in np.flatnonzero(signalled > self.known[GENERIC, slot, warp, self._pool :])]
+        """Returns the actors of TMA loads that arrived at `key` and that `warp` does not know to be complete."""
+        arrivals = self._object(slot, key).pending[GENERIC, self._pool :]
+        return [self._pool + int(i) for i in np.flatnonzero(arrivals > self.known[GENERIC, slot, warp, self._pool :])]
 
     def never_awaited(self, slot: int) -> list[int]:
         """Returns the last stamps of the asynchronous operations that no warp of `slot` knows to be complete."""
-        latest = self.latest[slot]
-        return [int(stamp) for stamp in latest[latest >= self.known[GENERIC, slot].max(axis=0)]]
+        latest_stamps = self.latest[slot]
+        return [int(stamp) for stamp in latest_stamps[latest_stamps >= self.known[GENERIC, slot].max(axis=0)]]
 
     def name_of(self, actor: int) -> str:
         """Returns the name of an actor: `warp 2`, `wgmma of warp 4` or `a TMA load`."""
-        kind, warp = divmod(actor, self.warps)
-        if kind > len(_STREAMS):
+        kind_index, warp = divmod(actor, self.warps)
+        if kind_index > len(_STREAMS):
             return "a TMA load"
         warp_name = f"warp {warp}"
         if self._ctas:
-            cta, number = divmod(warp, self.warps // len(self._ctas))
-            warp_name = f"warp {number} of CTA {self._ctas[cta]}"
-        return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {warp_name}" if kind else warp_name
+            cta_index, local_warp = divmod(warp, self.warps // len(self._ctas))
+            warp_name = f"warp {local_warp} of CTA {self._ctas[cta_index]}"
+        return f"{('wgmma', 'a bulk store', 'cp.async')[kind_index - 1]} of {warp_name}" if kind_index else warp_name
 
-    def _advance(self, s: Index, w: npt.NDArray[np.integer]) -> None:
+    def _advance(self, s: IndexOrArray, w: npt.NDArray[np.integer]) -> None:
         self.current[s, w] += CLOCK_STEP
         self.known[GENERIC, s, w, w] += CLOCK_STEP
 
     def _object(self, slot: int, key: Hashable) -> _SyncObject:
-        objects = self._objects[slot]
-        if key not in objects:
-            objects[key] = _SyncObject(self.actors)
-        return objects[key]
+        sync_objects = self._objects[slot]
+        if key not in sync_objects:
+            sync_objects[key] = _SyncObject(self.actors)
+        return sync_objects[key]
 
 
 class _SyncObject:
-    """Stores the releases to one barrier.  `completed` is the value of `pending` at the end of the last phase."""
+    """Stores what was released to one barrier: `pending` up to now, `completed` at the end of the last phase."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -238,28 +238,28 @@ class _SyncObject:
     def join(self, known: Stamps) -> None:
         np.maximum(self.pending, known, out=self.pending)
 
-    def join_one(self, plane: int | slice, actors: Index | slice, known: int | Stamps) -> None:
+    def join_one(self, plane: int | slice, actors: IndexOrArray | slice, known: int | Stamps) -> None:
         self.pending[plane, actors] = np.maximum(self.pending[plane, actors], known)
 
     def complete(self) -> None:
         self.completed = self.pending.copy()
 
 
-def _flat(index: Index) -> npt.NDArray[np.integer]:
+def _flat(index: IndexOrArray) -> npt.NDArray[np.integer]:
     return np.asarray(index).reshape(-1)
 
 
-def _outer(slots: Index, warps: Index) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+def _outer(slots: IndexOrArray, warps: IndexOrArray) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
     """Returns two index arrays that together select every pair of a slot and a warp."""
     return np.asarray(slots).reshape(-1, 1), np.asarray(warps).reshape(1, -1)
 
 
 def _next_tick(stamp: _Stamp) -> _Stamp:
-    return (stamp | LOWER) + 1
+    return (stamp | LOWER_MASK) + 1
 
 
 class MapOrder:
-    """Records the writes and fences of tensor maps that a kernel itself writes.  `clocks` gives their order.
+    """Checks tensor maps that a kernel itself writes: records their writes and fences.  `clocks` gives the order.
 
     TMA reads tensor maps through a separate proxy.  PTX ISA 8.7, section "membar/fence", has a rule for a map that was
     written in global memory.  Before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire
@@ -276,17 +276,17 @@ class MapOrder:
         self._fences[slot, address] = []
 
     def fence(self, slot: int, warp: int, address: int) -> None:
-        """Records fence.proxy.tensormap with .acquire.  It counts only if the map's write is ordered before it."""
-        write = self._writes.get((slot, address))
-        if write is not None and self._knows(slot, warp, write[0], write[1]):
+        """Records fence.proxy.tensormap with .acquire, if the map's write is ordered before this fence."""
+        last_write = self._writes.get((slot, address))
+        if last_write is not None and self._knows(slot, warp, last_write[0], last_write[1]):
             self._fences[slot, address].append((warp, self._now(slot, warp)))
 
     def use(self, slot: int, warp: int, address: int) -> int | None:
-        """Returns the instruction that wrote the map at `address`, if `warp` uses it without a fence; else None."""
-        write = self._writes.get((slot, address))
-        if write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
+        """Returns the instruction that wrote the map at `address` if `warp` lacks a fence before its use; else None."""
+        last_write = self._writes.get((slot, address))
+        if last_write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
             return None
-        return write[2]
+        return last_write[2]
 
     def _now(self, slot: int, warp: int) -> int:
         return int(self._clocks.current[slot, warp])

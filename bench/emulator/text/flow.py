@@ -1,8 +1,8 @@
 """Computes the basic blocks of a kernel, and the registers that are live at the start of each basic block.
 
-A basic block ends at a branch, and before and after an instruction that may have to wait.  Lanes run in groups of one
-size, called the grain: a whole warpgroup, a whole warp, or a part of a warp.  An instruction that needs more lanes than
-a group has (`shfl` a warp, `wgmma` four warps) begins a basic block.  Groups can then wait for one another.
+A basic block ends at a branch, and before and after an instruction that may have to wait.  Lanes run in groups: whole
+warpgroups (grain 128), whole warps (grain 32), or parts of a warp (grain 1).  An instruction that needs more lanes than
+the grain (`shfl` a warp, `wgmma` four warps) begins a basic block.  Groups can then wait for one another.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ WARP = frozenset("shfl vote match redux elect ldmatrix stmatrix mma activemask s
 """The families of instructions that a warp executes together."""
 
 
-BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
+BRANCH_FAMILIES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
 """The families of instructions that end a basic block."""
 
 
 @dataclass(frozen=True)
 class BasicBlock:
-    """Holds the numbers of a basic block's first instruction, `start`, and of the instruction after its last, `end`."""
+    """Describes a basic block: the instructions with the numbers `start` to `end - 1`."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ def lanes_together(instruction: Instruction) -> int:
 
 
 def waits(instruction: Instruction) -> bool:
-    """Returns whether an instruction may have to wait for other warps.  It is then a basic block of its own."""
+    """Returns whether an instruction may have to wait for other warps.  Such an instruction is a whole basic block."""
     if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
         return False
     return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
@@ -63,7 +63,7 @@ class Flow:
         self._targets = {
             instruction.number: self._targets_of(instruction)
             for instruction in kernel.instructions
-            if family(instruction) in BRANCHES
+            if family(instruction) in BRANCH_FAMILIES
         }
 
     def _targets_of(self, instruction: Instruction) -> tuple[int, ...]:
@@ -91,34 +91,34 @@ class Flow:
     def _find_starts(self, grain: int) -> frozenset[int]:
         starts = {0}
         for instruction in self.kernel.instructions:
-            number = instruction.number
-            if number in self._targets:
-                starts |= {number + 1, *self._targets[number]}
+            instruction_index = instruction.number
+            if instruction_index in self._targets:
+                starts |= {instruction_index + 1, *self._targets[instruction_index]}
             elif waits(instruction):
-                starts |= {number, number + 1}
+                starts |= {instruction_index, instruction_index + 1}
             elif lanes_together(instruction) > grain:
-                starts.add(number)
+                starts.add(instruction_index)
         return frozenset(start for start in starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at instruction `start`, for groups of `grain` lanes."""
         starts = self.starts(grain)
-        number = start
-        while number < self.size:
-            if number in self._targets:
-                targets = self._targets[number]
-                falls = self.kernel.instructions[number].predicate is not None
-                return BasicBlock(start, number + 1, (*targets, number + 1) if falls else targets)
-            number += 1
-            if number in starts:
+        position = start
+        while position < self.size:
+            if position in self._targets:
+                targets = self._targets[position]
+                falls_through = self.kernel.instructions[position].predicate is not None
+                return BasicBlock(start, position + 1, (*targets, position + 1) if falls_through else targets)
+            position += 1
+            if position in starts:
                 break
-        return BasicBlock(start, number, (number,))
+        return BasicBlock(start, position, (position,))
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
         """Returns the live registers at the start of each basic block.  The basic blocks are for groups of 1 lane."""
-        order = sorted(self.starts(1))
-        blocks = {start: self.block(start, 1) for start in order}
+        start_order = sorted(self.starts(1))
+        blocks = {start: self.block(start, 1) for start in start_order}
         gen: dict[int, set[int]] = {}
         kill: dict[int, set[int]] = {}
         for start, block in blocks.items():
@@ -131,15 +131,15 @@ class Flow:
                     # A guarded instruction may leave its result register unchanged, so the old value is needed.
                     gen_set |= {register.index for register in definitions(instruction)} - kill_set
             gen[start], kill[start] = gen_set, kill_set
-        live = {start: frozenset(gen[start]) for start in order}
-        changed = True
-        while changed:
-            changed = False
-            for start in reversed(order):
+        live_registers = {start: frozenset(gen[start]) for start in start_order}
+        has_changed = True
+        while has_changed:
+            has_changed = False
+            for start in reversed(start_order):
                 live_after: set[int] = set()
-                for following in blocks[start].following:
-                    live_after |= live.get(following, frozenset())
+                for next_start in blocks[start].following:
+                    live_after |= live_registers.get(next_start, frozenset())
                 live_before = frozenset(gen[start] | (live_after - kill[start]))
-                if live_before != live[start]:
-                    live[start], changed = live_before, True
-        return live
+                if live_before != live_registers[start]:
+                    live_registers[start], has_changed = live_before, True
+        return live_registers

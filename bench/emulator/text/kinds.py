@@ -1,4 +1,4 @@
-"""Chooses the NumPy type of each register: the type that most of its uses need, so that few uses need another view.
+"""Chooses a NumPy type for each register: the type that most of its uses need.  Other uses need a view of the bits.
 
 The declared type of a PTX register gives only its width: Triton keeps floats in `.b32` registers.
 """
@@ -24,34 +24,34 @@ DTYPES = {
     "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
 }  # fmt: skip
 """By PTX type, the NumPy type."""
-FLOAT = {"f32": "f4", "f64": "f8"}
+FLOAT_CODES = {"f32": "f4", "f64": "f8"}
 COPIES = ("mov", "selp", "shfl", "slct")
 """The families of instructions that copy operands of any type to their result."""
 
 
 def dtype_of(kind: str) -> str:
-    """Returns NumPy's code of the PTX type `kind`.  Raises `PtxError` on an unknown type."""
+    """Returns the NumPy type code, such as `f4`, of the PTX type `kind`.  Raises `PtxError` on an unknown type."""
     if kind not in DTYPES:
         raise PtxError(f"PTX: expected a type that is known, got .{kind}")
     return DTYPES[kind]
 
 
 def storage(kernel: PtxKernel) -> list[str]:
-    """Returns NumPy's type code of each register, in the order of the registers."""
-    votes = [0] * len(kernel.registers)
-    links: list[tuple[int, int]] = []
+    """Returns the NumPy type code of each register of `kernel`, in the order of the registers."""
+    float_votes = [0] * len(kernel.registers)
+    register_links: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
-        _vote(instruction, votes)
+        _vote(instruction, float_votes)
         if instruction.parts[0] in COPIES:
-            links += _links(instruction)
+            register_links += _links(instruction)
     # The source and the destination of a copy have one type; two rounds carry the type through a loop's copies.
     for _ in range(2):
-        for target, source in links + links[::-1]:
-            if not votes[target]:
-                votes[target] = _sign(votes[source])
-            if not votes[source]:
-                votes[source] = _sign(votes[target])
-    return [_dtype(register, votes[register.index]) for register in kernel.registers]
+        for target, source in register_links + register_links[::-1]:
+            if not float_votes[target]:
+                float_votes[target] = _sign(float_votes[source])
+            if not float_votes[source]:
+                float_votes[source] = _sign(float_votes[target])
+    return [_dtype(register, float_votes[register.index]) for register in kernel.registers]
 
 
 def _sign(value: int) -> int:
@@ -70,20 +70,20 @@ def _dtype(register: Register, votes: int) -> str:
 
 def _vote(instruction: Instruction, votes: list[int]) -> None:
     parts = instruction.parts
-    kinds = [part for part in parts if part in DTYPES]
-    if not kinds or parts[0] in ("wgmma", "mma"):
+    type_names = [part for part in parts if part in DTYPES]
+    if not type_names or parts[0] in ("wgmma", "mma"):
         if parts[0] in ("wgmma", "mma") and "f32" in parts:
             for register in definitions(instruction):
                 votes[register.index] += 2
         return
-    result, source = (kinds[0], kinds[-1]) if parts[0] in ("cvt", "set") else (kinds[-1], kinds[-1])
+    result, source = (type_names[0], type_names[-1]) if parts[0] in ("cvt", "set") else (type_names[-1], type_names[-1])
     result_indices = {register.index for register in definitions(instruction)}
     for operand in instruction.operands:
         for register in _plain(operand):
-            kind = result if register.index in result_indices else source
-            if kind in FLOAT:
+            type_name = result if register.index in result_indices else source
+            if type_name in FLOAT_CODES:
                 votes[register.index] += 1
-            elif kind[0] in "us":
+            elif type_name[0] in "us":
                 votes[register.index] -= 1
 
 

@@ -1,7 +1,7 @@
-"""Parses PTX into kernels.  Makes scopes and labels unique, inlines called functions, and keeps source lines.
+"""Parses PTX into kernels.  Gives unique names to labels and scopes, inlines called functions, and keeps source lines.
 
-The grammar is that of PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips
-nothing.  The parser reads a function again for each call of the function.
+The grammar follows PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips
+nothing.  A called function is parsed again for each call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rooflab.bench.emulator.text.statements import (
     strip_comments,
 )
 
-_INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-_CALLED = re.compile(r" called (\S+) (\d+)")
-_FAMILY = re.compile(r"(.*?)(\d+)$")
+_INSTRUCTION_PATTERN = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
+_LOC_PATTERN = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+_CALLED_PATTERN = re.compile(r" called (\S+) (\d+)")
+_FAMILY_PATTERN = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
 """The number of registers of an SM."""
-MOST_REGISTERS = 256
+MAX_REGISTERS = 256
 """The most registers of a thread, 255, rounded up to the unit of allocation, 8."""
 TARGETS = ("sm_90", "sm_90a")
 """The targets that the emulator accepts.  They have all instructions of older targets, and none of Blackwell's own."""
@@ -78,20 +78,20 @@ class Body:
 
     def read(self, text: str) -> None:
         """Reads the statements of a body in a new scope."""
-        base = len(self._scopes)
+        base_depth = len(self._scopes)
         self._scopes.append(self._new_scope())
-        for kind, statement in statements(text):
-            if kind == "open":
+        for statement_kind, statement in statements(text):
+            if statement_kind == "open":
                 self._scopes.append(self._new_scope())
-            elif kind == "close":
+            elif statement_kind == "close":
                 self._scopes.pop()
-            elif kind == "label":
+            elif statement_kind == "label":
                 self.labels[f"{statement}@{self._scopes[-1].number}"] = len(self.instructions)
-            elif kind == "line":
+            elif statement_kind == "line":
                 self._line(statement)
             else:
                 self._statement(statement)
-        if len(self._scopes) != base + 1:
+        if len(self._scopes) != base_depth + 1:
             raise syntax.PtxError("PTX: expected as many '}' as '{' in a body")
         self._scopes.pop()
 
@@ -100,16 +100,16 @@ class Body:
         return Scope(self._count)
 
     def _line(self, text: str) -> None:
-        if parts := _LOC.match(text):
-            file, line, column, *call = parts.groups()
-            name, outer = self._files.get(int(file), f"file {file}"), None
+        if match := _LOC_PATTERN.match(text):
+            file, line, column, *call = match.groups()
+            name, outer_call = self._files.get(int(file), f"file {file}"), None
             if call[0]:
                 self._inlined[file, line, column] = caller, caller_line, _ = self._inlined.get((*call,), (*call,))
-                outer = self._files.get(int(caller), f"file {caller}"), int(caller_line)
-            if called := _CALLED.search(text):
-                outer = (self._full_name(called[1]), int(called[2]))
+                outer_call = self._files.get(int(caller), f"file {caller}"), int(caller_line)
+            if called_match := _CALLED_PATTERN.search(text):
+                outer_call = (self._full_name(called_match[1]), int(called_match[2]))
             # Line 0 marks code without a source line.
-            self._place = syntax.Place(name, int(line), outer) if int(line) else self._place
+            self._place = syntax.Place(name, int(line), outer_call) if int(line) else self._place
 
     def _full_name(self, name: str) -> str:
         return next((path for path in self._files.values() if path.rsplit("/", 1)[-1] == name), name)
@@ -124,23 +124,23 @@ class Body:
                 else:
                     self._scopes[-1].families[name] = (registers[0], count)
         elif text.startswith((".callprototype", ".calltargets")):
-            called = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {called}")
+            quoted = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {quoted}")
         elif text.startswith(".branchtargets"):
             self._table(text)
-        elif (declared := declared_variable(text)) is not None:
-            space = "local" if declared.space == "param" else declared.space
-            self._declare(declared.name, declared.size, declared.align, space)
+        elif (declared_item := declared_variable(text)) is not None:
+            state_space = "local" if declared_item.space == "param" else declared_item.space
+            self._declare(declared_item.name, declared_item.size, declared_item.align, state_space)
         elif text.startswith("."):
             raise syntax.PtxError(f"PTX: expected a directive that is known, got {text!r}")
         else:
             self._instruction(text)
 
     def _declare(self, name: str, size: int, align: int, space: str) -> str:
-        unique = f"{name}@{self._scopes[-1].number}"
-        self._scopes[-1].variables[name] = unique
-        self.variables[unique] = syntax.Variable(unique, space, size, align)
-        return unique
+        unique_name = f"{name}@{self._scopes[-1].number}"
+        self._scopes[-1].variables[name] = unique_name
+        self.variables[unique_name] = syntax.Variable(unique_name, space, size, align)
+        return unique_name
 
     def _table(self, text: str) -> None:
         # The label before the table is its name, not a place in the code.
@@ -150,7 +150,7 @@ class Body:
         self.tables[key] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """Returns the label's name and all open scopes, the innermost first, as a key for `find_label`."""
+        """Returns the label's name and all open scopes, the innermost first, as one text for `find_label`."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
@@ -164,12 +164,12 @@ class Body:
                 return scope.names[name]
             if name in scope.variables:
                 return syntax.Symbol(scope.variables[name])
-            numbered = _FAMILY.match(name)
-            if numbered and numbered[1] in scope.families and int(numbered[2]) < scope.families[numbered[1]][1]:
-                scope.names[name] = self._register(name, scope.families[numbered[1]][0])
+            match = _FAMILY_PATTERN.match(name)
+            if match and match[1] in scope.families and int(match[2]) < scope.families[match[1]][1]:
+                scope.names[name] = self._register(name, scope.families[match[1]][0])
                 return scope.names[name]
-        if (special := special_register(name)) is not None:
-            return special
+        if (special_operand := special_register(name)) is not None:
+            return special_operand
         if name == "WARP_SZ":
             return syntax.Immediate(32)
         if name in self.variables or name in self._parameters:
@@ -177,23 +177,23 @@ class Body:
         raise syntax.PtxError(f"PTX: expected a name that is declared, got {name!r}")
 
     def _instruction(self, text: str) -> None:
-        parts = _INSTRUCTION.match(text)
-        if parts is None:
+        match = _INSTRUCTION_PATTERN.match(text)
+        if match is None:
             raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
-        negated, guard, opcode, operand_text = parts.groups()
+        negation, guard, opcode, operand_text = match.groups()
         predicate = None
         if guard is not None:
-            resolved = self._resolve(guard)
-            if not isinstance(resolved, syntax.Register):
+            resolved_guard = self._resolve(guard)
+            if not isinstance(resolved_guard, syntax.Register):
                 raise syntax.PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
-            predicate = resolved
+            predicate = resolved_guard
         family = opcode.split(".")[0]
         if family == "call":
-            self._call(operand_text, text, predicate, negated == "!")
+            self._call(operand_text, text, predicate, negation == "!")
             return
         if family == "ret" and self._ends:
             opcode = "bra.uni" if predicate is None else "bra"
-            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negated == "!", text)
+            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negation == "!", text)
             return
         operands: tuple[syntax.Operand, ...]
         if family == "bra":
@@ -203,7 +203,7 @@ class Body:
             operands = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
         else:
             operands = tuple(parse_operand(item, self._resolve) for item in split(operand_text))
-        self._add(opcode, operands, predicate, negated == "!", " ".join(text.split()))
+        self._add(opcode, operands, predicate, negation == "!", " ".join(text.split()))
 
     def _add(
         self,
@@ -218,56 +218,56 @@ class Body:
         )
 
     def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
-        items = split(rest)
-        returns = split(items.pop(0)[1:-1]) if items[0].startswith("(") else []
-        name = items.pop(0)
-        arguments = split(items.pop(0)[1:-1]) if items else []
+        call_parts = split(rest)
+        result_names = split(call_parts.pop(0)[1:-1]) if call_parts[0].startswith("(") else []
+        name = call_parts.pop(0)
+        arguments = split(call_parts.pop(0)[1:-1]) if call_parts else []
         if name in HOST_CALLS:
             self._add(f"call.{name}", tuple(self._resolve(item) for item in arguments), predicate, negated, text)
             return
         if name not in self._functions:
-            quoted = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {quoted}")
+            quoted_text = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {quoted_text}")
         if name in self._calls or predicate is not None:
-            quoted = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {quoted}")
+            quoted_text = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {quoted_text}")
         function = self._functions[name]
-        variables: dict[str, str] = {}
+        variable_names: dict[str, str] = {}
         parameters = [*split(function.returns), *split(function.parameters)]
-        if len(parameters) != len(returns) + len(arguments):
+        if len(parameters) != len(result_names) + len(arguments):
             raise syntax.PtxError(f"PTX: expected {len(parameters)} parameters and results of {name}, got {text!r}")
-        for declared, value in zip(parameters, [*returns, *arguments], strict=True):
-            parameter, actual = declared_variable(declared), self._resolve(value)
-            if parameter is None or not isinstance(actual, syntax.Symbol):
+        for parameter_text, value in zip(parameters, [*result_names, *arguments], strict=True):
+            parameter, actual_symbol = declared_variable(parameter_text), self._resolve(value)
+            if parameter is None or not isinstance(actual_symbol, syntax.Symbol):
                 raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
-            variables[parameter.name] = actual.name
-        self._inline(function, variables)
+            variable_names[parameter.name] = actual_symbol.name
+        self._inline(function, variable_names)
 
     def _inline(self, function: Function, variables: dict[str, str]) -> None:
         self._count += 1
         end = f"end of {function.name}@{self._count}"
         self._calls.append(function.name)
         self._ends.append(end)
-        outer, old_place = self._scopes, self._place
+        outer_scopes, old_place = self._scopes, self._place
         scope = self._new_scope()
         scope.variables |= variables
         self._scopes = [scope]
         self.read(function.body)
-        self._scopes, self._place = outer, old_place
+        self._scopes, self._place = outer_scopes, old_place
         self._ends.pop()
         self._calls.pop()
         self.labels[end] = len(self.instructions)
 
 
 def find_label(labels: dict[str, int], name: str) -> str:
-    """Returns the key in `labels` of the branch target `name`.  Raises `PtxError` if there is no such label."""
+    """Returns the key in `labels` for the branch target `name`.  Raises `PtxError` if there is no such label."""
     if name in labels:
         return name
-    target, *scopes = name.split("|")
-    for scope in scopes:
-        if f"{target}@{scope}" in labels:
-            return f"{target}@{scope}"
-    raise syntax.PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
+    target_name, *scope_numbers = name.split("|")
+    for scope_number in scope_numbers:
+        if f"{target_name}@{scope_number}" in labels:
+            return f"{target_name}@{scope_number}"
+    raise syntax.PtxError(f"PTX: expected a label, got {target_name!r}, which stands nowhere")
 
 
 @lru_cache(maxsize=256)
@@ -275,25 +275,25 @@ def parse(text: str) -> syntax.Module:
     """Parses a PTX text into a module.  A kernel is parsed only when a caller asks for it.
 
     Raises `PtxError` if the text is not PTX, or if its target is not Hopper."""
-    code = strip_comments(text)
-    version = re.search(r"^\s*\.version\s+([\d.]+)", code, re.MULTILINE)
-    target = re.search(r"^\s*\.target\s+(\w+)", code, re.MULTILINE)
-    if version is None or target is None:
+    bare_text = strip_comments(text)
+    version = re.search(r"^\s*\.version\s+([\d.]+)", bare_text, re.MULTILINE)
+    target_match = re.search(r"^\s*\.target\s+(\w+)", bare_text, re.MULTILINE)
+    if version is None or target_match is None:
         raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
-    if target[1] not in TARGETS:
-        raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target[1]}")
-    outer, functions = split_module(code)
-    shared: dict[str, syntax.Variable] = {}
-    for section in outer:
+    if target_match[1] not in TARGETS:
+        raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target_match[1]}")
+    outer_sections, functions = split_module(bare_text)
+    shared_variables: dict[str, syntax.Variable] = {}
+    for section in outer_sections:
         for statement in statements(section):
-            if statement.kind == "text" and (declared := declared_variable(statement.text)) is not None:
-                shared[declared.name] = declared
-    files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', code)}
-    callable_ = {function.name: function for function in functions if not function.is_entry}
+            if statement.kind == "text" and (shared_variable := declared_variable(statement.text)) is not None:
+                shared_variables[shared_variable.name] = shared_variable
+    files = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
+    callable_functions = {function.name: function for function in functions if not function.is_entry}
     module = syntax.Module(version[1])
     for function in functions:
         if function.is_entry:
-            module.entries[function.name] = partial(_kernel, function, shared, callable_, files)
+            module.entries[function.name] = partial(_kernel, function, shared_variables, callable_functions, files)
     return module
 
 
@@ -329,12 +329,12 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Returns the maximum number of registers per thread with which `.minnctapersm` CTAs fit on one SM."""
-    ctas = _single(directives, "minnctapersm")
-    if not ctas or block is None:
+    """Returns the maximum number of registers per thread that lets `.minnctapersm` CTAs fit on one SM."""
+    min_ctas = _single(directives, "minnctapersm")
+    if not min_ctas or block is None:
         return None
     threads = -(-block[0] * block[1] * block[2] // 32) * 32
-    return min(REGISTERS // (ctas * threads) // 8 * 8, MOST_REGISTERS)
+    return min(REGISTERS // (min_ctas * threads) // 8 * 8, MAX_REGISTERS)
 
 
 def _single(directives: str, name: str) -> int | None:

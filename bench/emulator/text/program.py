@@ -1,4 +1,4 @@
-"""Prepares a kernel for execution: its basic blocks, a Python function for each, and facts about its accesses."""
+"""Prepares a kernel for execution: its basic blocks, a Python function for each block, and facts about its accesses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rooflab.bench.emulator.text.kinds import DTYPES
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, PtxKernel
 from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
 
-_STRONG = {"acquire": "acquire", "release": "release", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed"}
-_ORDERS = frozenset(("acquire", "release", "acq_rel", "sc"))
-_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_ORDER_OF = {"acquire": "acquire", "release": "release", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed"}
+_ORDERING_PARTS = frozenset(("acquire", "release", "acq_rel", "sc"))
+_VECTOR_SIZES = {"v2": 2, "v4": 4, "v8": 8}
 
 
-_WIDEST = 16
-_OTHER_PIECES = 4
+_MAX_BYTES = 16
+_COPY_PIECE_BYTES = 4
 """The bytes of one access of a copy whose size is known only at the launch."""
-_MBARRIER = 8
+_MBARRIER_BYTES = 8
 SEQUENTIAL = (
     "wgmma",
     "mbarrier",
@@ -40,34 +40,34 @@ BlockFunction = Callable[[Any, list[Any]], int]
 
 
 def granule(kernel: PtxKernel, space: str) -> int:
-    """Returns the bytes of the kernel's narrowest access to a state space: a power of two from 1 to 16.
+    """Returns the width in bytes of the kernel's narrowest access to a state space: a power of two from 1 to 16.
 
     Bulk copies, ldmatrix and wgmma access 16 bytes or more.  A tensor copy counts as 1 byte of global memory, because a
     tensor's edge may cut a box between any two elements."""
-    return min((_width(instruction, space) for instruction in kernel.instructions), default=_WIDEST)
+    return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_BYTES)
 
 
 def _width(instruction: Instruction, space: str) -> int:
     parts = instruction.parts
     if parts[0] in ("ld", "ldu", "st", "atom", "red"):
-        spaces = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
-        kinds = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
-        if not kinds or (spaces and space not in spaces):
-            return _WIDEST
+        state_spaces = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
+        type_names = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
+        if not type_names or (state_spaces and space not in state_spaces):
+            return _MAX_BYTES
         # An atomic on a vector is one atomic for each element.
-        vector = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTORS.get(part, 1) for part in parts)])
-        return min(_WIDEST, vector * int(DTYPES[kinds[-1]][1]))
+        vector_length = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTOR_SIZES.get(part, 1) for part in parts)])
+        return min(_MAX_BYTES, vector_length * int(DTYPES[type_names[-1]][1]))
     if instruction.opcode.startswith(("cp.async.bulk.tensor", "cp.reduce")):
-        return 1 if space == "global" else _WIDEST
+        return 1 if space == "global" else _MAX_BYTES
     if parts[:2] == ["cp", "async"] and parts[2] in ("ca", "cg"):
         size = instruction.operands[2]
-        copy_bytes = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _OTHER_PIECES
-        return min(copy_bytes, _OTHER_PIECES) if space == "global" and len(instruction.operands) > 3 else copy_bytes
-    return _MBARRIER if space == "shared" and "mbarrier" in instruction.opcode else _WIDEST
+        copy_bytes = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _COPY_PIECE_BYTES
+        return min(copy_bytes, _COPY_PIECE_BYTES) if space == "global" and len(instruction.operands) > 3 else copy_bytes
+    return _MBARRIER_BYTES if space == "shared" and "mbarrier" in instruction.opcode else _MAX_BYTES
 
 
 class Program:
-    """Prepares a kernel of a text in PTX `version`.  `generator` makes the functions of the basic blocks."""
+    """Prepares a kernel for execution.  `version` is its PTX version; `generator` makes a function per basic block."""
 
     def __init__(
         self, version: str, kernel: PtxKernel, generator: Callable[[Flow], Callable[[BasicBlock], BlockFunction]]
@@ -97,40 +97,41 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """Returns, by number, the order of strong loads and stores: relaxed, acquire or release.  They do not race."""
+        """Returns, by instruction number, the memory order of strong loads and stores, which do not race: relaxed,
+        acquire or release."""
         orders = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
                 for part in instruction.parts[1:]:
-                    if part in _STRONG:
-                        orders[instruction.number] = "relaxed" if "cta" in instruction.parts else _STRONG[part]
+                    if part in _ORDER_OF:
+                        orders[instruction.number] = "relaxed" if "cta" in instruction.parts else _ORDER_OF[part]
         return orders
 
     @cached_property
     def orders_ctas(self) -> bool:
         """Returns whether any instruction of the kernel can order one CTA's actions before another CTA's actions."""
         return any(
-            parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*parts})
+            parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERING_PARTS & {*parts})
             for parts in (instruction.parts for instruction in self.kernel.instructions)
             if "cta" not in parts and "proxy" not in parts
         )
 
     @cached_property
     def granules(self) -> dict[str, int]:
-        """Returns the bytes of the narrowest access, by state space: `shared` and `global`."""
+        """Returns the width in bytes of the narrowest access to each state space, `shared` and `global`."""
         return {space: granule(self.kernel, space) for space in ("shared", "global")}
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """Returns each wgmma without a fence, with the earlier access of its registers (None: the kernel's start)."""
+        """Returns each wgmma that lacks a fence, with the earlier access of its registers (None: the kernel start)."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Returns each instruction that writes a register early, and the wgmma that may still have to read it."""
+        """Returns each instruction that overwrites a register too early, with the wgmma that may still read it."""
         return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:
-        """Returns whether a CTA (or a cluster) must run alone, because of an instruction in `SEQUENTIAL`."""
+        """Returns whether a CTA or cluster must run alone, because the kernel has an instruction of `SEQUENTIAL`."""
         return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)

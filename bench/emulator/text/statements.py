@@ -15,23 +15,23 @@ from rooflab.bench.emulator.text import syntax
 
 _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
-_INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
+_INLINED_LOC = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
 """Finds the outermost inlined call, which LLVM names last in the comment after a `.loc`."""
-_ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
+_INLINE_ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _ASM_LINE = re.compile(r"\.loc\b[^\n]*")
 """LLVM 23 (Triton 3.8) counts lines of inline assembly up from the call's line.  Only the call's own line is real."""
-_SPACE = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
-_LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
+_LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
 _STATEMENT = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
 _ENTRY = re.compile(r"\.(?:entry|func)\b")
 _NAME = re.compile(r"[\w$.%]+")
-Resolve = Callable[[str], syntax.Operand]
+NameResolver = Callable[[str], syntax.Operand]
 """Returns the operand that a name means in the current scope."""
 _NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
-_FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
-_DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
-_DISPLACED = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
+_FLOAT_BITS = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
+_DECIMAL_FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
+_SYMBOL_OFFSET = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
 SPECIALS = re.compile(
     r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?|laneid|warpid|nwarpid"
     r"|smid|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)|clock(?:_hi|64)?"
@@ -49,7 +49,7 @@ _REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
 class Statement(NamedTuple):
-    """Holds a statement without semicolon.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
+    """Holds a statement, without `;`.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
 
     kind: str
     text: str
@@ -70,24 +70,24 @@ def strip_comments(text: str) -> str:
     """Returns the text without comments.  Line ends are kept, because a line end also ends a `.loc`.
 
     If a comment after a `.loc` names inlined calls, the outermost call is kept, as `.loc 2 43 17 called name line`."""
-    text = _ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
-    return _COMMENT.sub(lambda match: match[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
+    text = _INLINE_ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
+    return _COMMENT.sub(lambda match: match[1] or " ", _INLINED_LOC.sub(r"\1 called \2 \3", text))
 
 
 def statements(body: str) -> Iterator[Statement]:
     """Returns the statements of a body, in order."""
     index, end = 0, len(body)
     while index < end:
-        if match := _SPACE.match(body, index):
+        if match := _WHITESPACE.match(body, index):
             index = match.end()
             continue
-        sign = body[index]
-        if sign in "{}":
-            yield Statement("open" if sign == "{" else "close", "")
+        character = body[index]
+        if character in "{}":
+            yield Statement("open" if character == "{" else "close", "")
             index += 1
-        elif sign == ";":
+        elif character == ";":
             index += 1
-        elif match := _LINE.match(body, index):
+        elif match := _LINE_DIRECTIVE.match(body, index):
             yield Statement("line", match[0])
             index = match.end()
         elif match := _LABEL.match(body, index):
@@ -102,19 +102,19 @@ def statements(body: str) -> Iterator[Statement]:
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
     """Returns the module's own directives and declarations, and its functions.  `text` must have no comments."""
-    outer: list[str] = []
+    outer_texts: list[str] = []
     functions: list[Function] = []
     index = 0
     while head := _ENTRY.search(text, index):
-        start = max(text.rfind(sign, index, head.start()) for sign in ";}\n") + 1
-        outer.append(text[index : max(start, index)])
+        start = max(text.rfind(separator, index, head.start()) for separator in ";}\n") + 1
+        outer_texts.append(text[index : max(start, index)])
         function, index = _function(text, head)
         if function is not None:
             functions.append(function)
-    tail = text[index:]
+    remaining_text = text[index:]
     # Sections of debug information follow the code.
-    outer.append(re.split(r"(?m)^\s*\.section\b", tail)[0])
-    return outer, functions
+    outer_texts.append(re.split(r"(?m)^\s*\.section\b", remaining_text)[0])
+    return outer_texts, functions
 
 
 def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
@@ -131,41 +131,41 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
     if text[index] == "(":
         close = _closing(text, index, "()")
         parameters, index = text[index + 1 : close], close + 1
-    opening, ending = text.find("{", index), text.find(";", index)
-    if opening < 0 or 0 <= ending < opening:
-        return None, ending + 1  # a declaration has no body
+    opening, end_index = text.find("{", index), text.find(";", index)
+    if opening < 0 or 0 <= end_index < opening:
+        return None, end_index + 1  # a declaration has no body
     close = _closing(text, opening, "{}")
     is_entry = head[0] == ".entry"
     return (Function(is_entry, name[0], returns, parameters, text[index:opening], text[opening + 1 : close]), close + 1)
 
 
 def _skip(text: str, place: int) -> int:
-    space = _SPACE.match(text, place)
-    return space.end() if space else place
+    whitespace = _WHITESPACE.match(text, place)
+    return whitespace.end() if whitespace else place
 
 
 def _closing(text: str, place: int, pair: str) -> int:
     depth = 0
-    for sign in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
-        depth += 1 if sign[0] == pair[0] else -1
+    for character in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
+        depth += 1 if character[0] == pair[0] else -1
         if not depth:
-            return sign.start()
+            return character.start()
     raise syntax.PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
 
 
 def split(text: str) -> list[str]:
     """Splits a list of operands at the commas that are outside all brackets."""
-    items, depth, start = [], 0, 0
-    for index, sign in enumerate(text):
-        if sign in "{[(":
+    split_items, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        if character in "{[(":
             depth += 1
-        elif sign in "}])":
+        elif character in "}])":
             depth -= 1
-        elif sign == "," and not depth:
-            items.append(text[start:index].strip())
+        elif character == "," and not depth:
+            split_items.append(text[start:index].strip())
             start = index + 1
-    items.append(text[start:].strip())
-    return [item for item in items if item]
+    split_items.append(text[start:].strip())
+    return [item for item in split_items if item]
 
 
 def number(text: str) -> int:
@@ -179,7 +179,7 @@ def number(text: str) -> int:
     return int(digits, 0)
 
 
-def parse_operand(text: str, resolve: Resolve) -> syntax.Operand:
+def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
     """Reads an operand and resolves its names.  Raises `PtxError` on a text that is not an operand."""
     if text.startswith("["):
         return _address(text[1:-1].strip(), resolve)
@@ -194,34 +194,34 @@ def parse_operand(text: str, resolve: Resolve) -> syntax.Operand:
         if not isinstance(register, syntax.Register):
             raise syntax.PtxError(f"PTX: expected a predicate after '!', got {text!r}")
         return syntax.Negated(register)
-    if displaced := _DISPLACED.match(text):
-        symbol = resolve(displaced[1])
+    if offset_match := _SYMBOL_OFFSET.match(text):
+        symbol = resolve(offset_match[1])
         if not isinstance(symbol, syntax.Symbol):
             raise syntax.PtxError(f"PTX: expected a variable's address, got {text!r}")
-        return symbol._replace(offset=number(displaced[2].replace(" ", "")))
+        return symbol._replace(offset=number(offset_match[2].replace(" ", "")))
     return _constant(text) or resolve(text)
 
 
 def _constant(text: str) -> syntax.Immediate | None:
     if _NUMBER.match(text):
         return syntax.Immediate(number(text))
-    if bits := _FLOAT.match(text):
-        return syntax.Immediate(int(bits[2], 16), 32 if bits[1] in "fF" else 64)
-    if _DECIMAL.match(text):
+    if float_match := _FLOAT_BITS.match(text):
+        return syntax.Immediate(int(float_match[2], 16), 32 if float_match[1] in "fF" else 64)
+    if _DECIMAL_FLOAT.match(text):
         return syntax.Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
     return None
 
 
-def _address(text: str, resolve: Resolve) -> syntax.Address:
-    parts = split(text)
+def _address(text: str, resolve: NameResolver) -> syntax.Address:
+    address_parts = split(text)
     coordinates: tuple[syntax.Operand, ...] = ()
-    for part in parts[1:]:
-        coordinate = parse_operand(part, resolve)
+    for coordinate_text in address_parts[1:]:
+        coordinate = parse_operand(coordinate_text, resolve)
         coordinates += coordinate.items if isinstance(coordinate, syntax.OperandGroup) else (coordinate,)
-    base, offset = parts[0], 0
-    if sum_ := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base):
-        base, offset = sum_[1], number(sum_[3]) * (-1 if sum_[2] == "-" else 1)
-    operand = _constant(base) or resolve(base)
+    base_text, offset = address_parts[0], 0
+    if sum_match := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base_text):
+        base_text, offset = sum_match[1], number(sum_match[3]) * (-1 if sum_match[2] == "-" else 1)
+    operand = _constant(base_text) or resolve(base_text)
     if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
         raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")
     return syntax.Address(operand, offset, coordinates)
@@ -233,71 +233,71 @@ def special_register(text: str) -> syntax.Special | None:
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
-    """Returns the type and the names in a `.reg` declaration.  A name such as `%r<10>` has a count of registers."""
-    declaration = _REGISTERS.match(text)
-    if declaration is None:
+    """Returns the type and the names in a `.reg` declaration.  The name `%r<10>` stands for 10 registers."""
+    declaration_match = _REGISTERS.match(text)
+    if declaration_match is None:
         return None
-    if declaration[1] not in syntax.WIDTHS:
+    if declaration_match[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
     names: list[tuple[str, int | None]] = []
-    for item in split(declaration[2]):
+    for item in split(declaration_match[2]):
         range_match = _REGISTER_RANGE.match(item)
         names.append((range_match[1], int(range_match[2])) if range_match else (item, None))
-    return declaration[1], names
+    return declaration_match[1], names
 
 
 def declared_variable(text: str) -> syntax.Variable | None:
     """Returns the variable that a statement declares, or None.  Raises `PtxError` on an unknown type."""
-    declaration = _VARIABLE.match(text)
-    if declaration is None:
+    declaration_match = _VARIABLE.match(text)
+    if declaration_match is None:
         return None
-    space, declaration_text = declaration[1], _ATTRIBUTE.sub("", declaration[2])
-    declared, _, initial = declaration_text.partition("=")
-    align = re.search(r"\.align\s+(\d+)", declared)
-    kind = re.search(r"\.([busf]\d+)\b", declared)
-    name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declared.strip())
-    if kind is None or name is None or kind[1] not in syntax.WIDTHS:
+    space, declaration_text = declaration_match[1], _ATTRIBUTE.sub("", declaration_match[2])
+    declarator, _, initial_text = declaration_text.partition("=")
+    align = re.search(r"\.align\s+(\d+)", declarator)
+    kind = re.search(r"\.([busf]\d+)\b", declarator)
+    name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declarator.strip())
+    if kind is None or name is None or kind[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a variable of a known type, got {text!r}")
-    width = syntax.WIDTHS[kind[1]]
+    width = syntax.TYPE_WIDTHS[kind[1]]
     sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
-    vector = re.search(r"\.v([248])\b", declared)
-    if vector is not None:
-        sizes.append(int(vector[1]))
+    vector_match = re.search(r"\.v([248])\b", declarator)
+    if vector_match is not None:
+        sizes.append(int(vector_match[1]))
     references: list[syntax.Reference] = []
-    data = _initial(initial.strip(), kind[1], width, references, sizes) if initial.strip() else b""
+    data = _initial(initial_text.strip(), kind[1], width, references, sizes) if initial_text.strip() else b""
     length = max(width * math.prod(sizes), len(data))
-    natural_align = width * int(vector[1]) if vector else width
+    natural_align = width * int(vector_match[1]) if vector_match else width
     return syntax.Variable(name[1], space, length, int(align[1]) if align else natural_align, data, tuple(references))
 
 
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """Returns the bytes of an initialiser from `start` on.  An address becomes zeros, and is added to `references`."""
+    """Returns an initialiser's bytes, which begin at byte `start`.  Addresses become zeros, and go to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
-    data = b""
+    content = b""
     for value in values:
         if value.startswith("{"):
-            row = _initial(value, kind, width, references, sizes[1:], start + len(data))
-            data += row.ljust(width * math.prod(sizes[1:]), b"\0")
+            row = _initial(value, kind, width, references, sizes[1:], start + len(content))
+            content += row.ljust(width * math.prod(sizes[1:]), b"\0")
         elif reference := _REFERENCE.match(value):
             mask, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
             bits = int(mask, 16) if mask else (1 << 64) - 1
-            references.append(syntax.Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
-            data += bytes(width)
-        elif width >= 4 and (kind.startswith("f") or _FLOAT.match(value)):
-            data += struct.pack("<f" if width == 4 else "<d", _float(value))
+            references.append(syntax.Reference(start + len(content), width, symbol, int(offset.replace(" ", "")), bits))
+            content += bytes(width)
+        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS.match(value)):
+            content += struct.pack("<f" if width == 4 else "<d", _float(value))
         else:
-            data += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
-    return data
+            content += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
+    return content
 
 
 def _float(text: str) -> float:
-    bits = _FLOAT.match(text)
-    if bits is None:
+    match = _FLOAT_BITS.match(text)
+    if match is None:
         return float(text)
-    single = bits[1] in "fF"
-    value: float = struct.unpack("<f" if single else "<d", int(bits[2], 16).to_bytes(4 if single else 8, "little"))[0]
+    is_f32 = match[1] in "fF"
+    value: float = struct.unpack("<f" if is_f32 else "<d", int(match[2], 16).to_bytes(4 if is_f32 else 8, "little"))[0]
     return value
 
 
@@ -305,13 +305,13 @@ def declared_parameters(text: str) -> list[syntax.Parameter]:
     """Returns the parameters of a kernel, in their order."""
     parameters = []
     for item in split(text):
-        declared = declared_variable(item.replace(".ptr", ""))
-        if declared is None:
+        variable = declared_variable(item.replace(".ptr", ""))
+        if variable is None:
             raise syntax.PtxError(f"PTX: expected a parameter, got {item!r}")
         kind = re.search(r"\.([busf]\d+)\b", item)
         assert kind is not None
-        array = "[" in item
+        is_array = "[" in item
         # `.ptr .align` is the alignment of the memory behind the pointer, not of the parameter.
-        align = max(syntax.WIDTHS[kind[1]], declared.align) if array else syntax.WIDTHS[kind[1]]
-        parameters.append(syntax.Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
+        align_match = max(syntax.TYPE_WIDTHS[kind[1]], variable.align) if is_array else syntax.TYPE_WIDTHS[kind[1]]
+        parameters.append(syntax.Parameter(variable.name, "bytes" if is_array else kind[1], variable.size, align_match))
     return parameters

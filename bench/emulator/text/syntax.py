@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Triple = tuple[int, int, int]
+SizeTriple = tuple[int, int, int]
 """The sizes along the dimensions x, y and z."""
-WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
+TYPE_WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
 """By type, the bytes of a value."""
-NO_RESULT = frozenset(
+NO_RESULT_FAMILIES = frozenset(
     "st bra brx ret exit trap bar barrier fence membar red wgmma_wait cp prefetch prefetchu setmaxnreg nanosleep call"
     " stmatrix discard applypriority tensormap griddepcontrol pmevent brkpt isspacep_none stackrestore".split()
 )
@@ -22,7 +22,7 @@ class PtxError(ValueError):
 
 
 class Place(NamedTuple):
-    """Holds the source line of an instruction: `.loc` and its `inlined_at`."""
+    """Holds the source position of an instruction, from `.loc` and its `inlined_at`."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 def quoted(text: str, place: Place | None) -> str:
-    """Returns a statement for an error message: its text on one line, and its source line if the PTX gives one."""
+    """Returns a statement for an error message: its text on one line, and its source line if known."""
     return f"{' '.join(text.split())!r}" + (f" at {place}" if place else "")
 
 
@@ -51,27 +51,27 @@ class Register:
 
 
 class Immediate(NamedTuple):
-    """Holds a constant: an integer, or the bits of a float, which are 32 for `0f...` and 64 for `0d...`."""
+    """Holds a constant: an integer, or the bits of a float (32 bits for `0f...`, 64 bits for `0d...`)."""
 
     value: int
     float_bits: int = 0
 
 
 class Special(NamedTuple):
-    """A special register, such as `%tid.x`."""
+    """Names a special register, such as `%tid.x`."""
 
     name: str
 
 
 class Symbol(NamedTuple):
-    """The address of a variable or parameter, plus `offset` bytes."""
+    """Describes the address of a variable or parameter, plus `offset` bytes."""
 
     name: str
     offset: int = 0
 
 
 class Address(NamedTuple):
-    """An address operand: `[base + offset]`."""
+    """Describes an address operand: `[base + offset]`."""
 
     base: Register | Symbol | Immediate
     offset: int = 0
@@ -90,13 +90,13 @@ class Sink(NamedTuple):
 
 
 class Label(NamedTuple):
-    """The target of a branch."""
+    """Names the target of a branch."""
 
     name: str
 
 
 class Negated(NamedTuple):
-    """A negated predicate: `!p`."""
+    """Describes a negated predicate: `!p`."""
 
     register: Register
 
@@ -111,13 +111,13 @@ def registers_of(operand: Operand) -> Iterator[Register]:
     elif isinstance(operand, Negated):
         yield operand.register
     elif isinstance(operand, OperandGroup):
-        for item in operand.items:
-            yield from registers_of(item)
+        for group_item in operand.items:
+            yield from registers_of(group_item)
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):
             yield operand.base
-        for item in operand.coordinates:
-            yield from registers_of(item)
+        for group_item in operand.coordinates:
+            yield from registers_of(group_item)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Instruction:
 
 
 class Reference(NamedTuple):
-    """An address in the initial bytes of a variable."""
+    """Describes an address in the initial bytes of a variable."""
 
     at: int
     """The index of the address's first byte in the variable."""
@@ -172,7 +172,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel."""
+    """Describes a parameter of a kernel."""
 
     name: str
     type: str
@@ -182,7 +182,7 @@ class Parameter:
 
 @dataclass
 class PtxKernel:
-    """Holds an entry of a module, with every function that it calls inlined."""
+    """Holds a kernel (a `.entry` of a module), with the functions that it calls inlined."""
 
     name: str
     parameters: list[Parameter]
@@ -194,17 +194,17 @@ class PtxKernel:
     """By name of a `.branchtargets` table: the labels that a `brx.idx` may jump to."""
     variables: dict[str, Variable]
     """By name, the variables of the kernel and of its module."""
-    block: Triple | None = None
+    block: SizeTriple | None = None
     """The numbers of threads of every CTA, from `.reqntid`."""
     most_threads: int | None = None
     """The most threads that a CTA may have: the product of the numbers in `.maxntid`."""
-    cluster: Triple | None = None
+    cluster: SizeTriple | None = None
     max_registers: int | None = None
 
 
 @dataclass
 class Module:
-    """A parsed PTX text."""
+    """Holds a parsed PTX text."""
 
     version: str
     entries: dict[str, Callable[[], PtxKernel]] = field(default_factory=dict)
@@ -235,14 +235,14 @@ def uses(instruction: Instruction) -> list[Register]:
 
 def _results(instruction: Instruction) -> Iterator[Operand]:
     name, operands = instruction.opcode.split(".", 1)[0], instruction.operands
-    if name in NO_RESULT or not operands:
+    if name in NO_RESULT_FAMILIES or not operands:
         return
     if name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async"):
         return
     if name == "mbarrier" and isinstance(operands[0], Address):
         return  # init, inval, expect_tx and complete_tx write no register
-    first = operands[0]
-    if isinstance(first, Address):
+    first_operand = operands[0]
+    if isinstance(first_operand, Address):
         return
-    if isinstance(first, Register | OperandGroup):
-        yield first
+    if isinstance(first_operand, Register | OperandGroup):
+        yield first_operand

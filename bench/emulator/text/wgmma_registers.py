@@ -1,10 +1,10 @@
-"""Finds the registers of wgmma in a kernel's text: accumulators, and accesses that lack a fence or a wait.
+"""Finds the accumulators of wgmma in a kernel's text, and accesses of wgmma registers without a needed fence or wait.
 
 PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  A kernel also needs a fence between a wgmma
 and any other access of the wgmma's registers (accumulators or A).  PTX ISA 8.7, `wgmma.mma_async`: an access of a
-register of a pending wgmma is undefined.  A wgmma may read A late, and a loop writes the next step's A into the same
-registers.  Only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone.  So
-this module checks them in the text, on every path through the kernel.
+register of a pending wgmma is undefined.  A wgmma may read A late, and a loop writes the A of its next iteration into
+the same registers.  Only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text
+alone.  So this module checks them in the text, on every path through the kernel.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _Ages = dict[int, tuple[int, int]]
 
 
 def accumulators(kernel: PtxKernel) -> frozenset[int]:
-    """Returns the registers that a wgmma writes, and the registers with copies of their values."""
+    """Returns the registers that a wgmma writes, and the registers that copy their values."""
     registers: set[int] = set()
-    copies: list[tuple[int, int]] = []
+    copy_pairs: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
         if instruction.opcode.startswith("wgmma.mma_async"):
             registers |= {register.index for register in definitions(instruction)}
         elif instruction.opcode.startswith("mov") and len(instruction.operands) == 2:
             target, source = ([item.index for item in registers_of(operand)] for operand in instruction.operands)
             if len(target) == len(source) == 1:
-                copies.append((target[0], source[0]))
-    changed = bool(registers)
-    while changed:
-        new_registers = {target for target, source in copies if source in registers} - registers
+                copy_pairs.append((target[0], source[0]))
+    has_changed = bool(registers)
+    while has_changed:
+        new_registers = {target for target, source in copy_pairs if source in registers} - registers
         registers |= new_registers
-        changed = bool(new_registers)
+        has_changed = bool(new_registers)
     return frozenset(registers)
 
 
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
-    """Returns each wgmma that lacks a `wgmma.fence` on some path to it, with an earlier access of one of its registers.
+    """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier access that needs the fence.
 
-    The access is a write, or a read after a wgmma that used the register, and no fence follows it.  A chain of wgmmas
-    of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence."""
+    The access is a write of a register of the wgmma, or a read after another wgmma used the register.  A chain of
+    wgmmas of one shape needs no fence.  None stands for the kernel's start: the first wgmma always needs a fence."""
     kernel = flow.kernel
     used_registers = {index for instruction in kernel.instructions for index in _registers(instruction)}
     if not used_registers:
@@ -57,35 +57,35 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
         flow,
         {(BEGINNING, 0): -1},
         lambda instruction, state: _step(instruction, state, used_registers),
-        lambda state, earlier: {key: number for key, number in state.items() if key not in earlier},
+        lambda state, earlier: {key: position for key, position in state.items() if key not in earlier},
     )
-    return [(wgmma, kernel.instructions[number] if number >= 0 else None) for wgmma, number in facts]
+    return [(wgmma, kernel.instructions[position] if position >= 0 else None) for wgmma, position in facts]
 
 
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Carries the facts `entry` along every path from a kernel's beginning, until no basic block learns a new fact.
+    """Carries the facts `entry` along every path from a kernel's start, until no basic block learns a new fact.
 
-    `step` updates the facts in place for an instruction, and returns numbers.  The result pairs the instruction with
-    each of these numbers.  `new` returns the facts that a basic block does not know yet."""
+    `step` updates the facts in place for one instruction, and returns numbers of earlier instructions.  The result
+    pairs the instruction with each of these numbers.  `new` returns the facts that a basic block does not know yet."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
-    entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
-    entering[0].update(entry)
-    work, seen_starts, pairs = [0], set[int](), dict[tuple[int, int], None]()
-    while work:
-        start = work.pop()
+    entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
+    entry_facts[0].update(entry)
+    pending_starts, seen_starts, found_pairs = [0], set[int](), dict[tuple[int, int], None]()
+    while pending_starts:
+        start = pending_starts.pop()
         seen_starts.add(start)
-        facts = type(entry)(entering[start])
+        facts = type(entry)(entry_facts[start])
         for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
-            pairs |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
-        for following in blocks[start].following:
-            if following in blocks:
-                learnt = new(facts, entering[following])
-                if learnt or following not in seen_starts:
-                    entering[following].update(learnt)
-                    work.append(following)
-    return [(flow.kernel.instructions[index], number) for index, number in pairs]
+            found_pairs |= dict.fromkeys((instruction.number, position) for position in step(instruction, facts))
+        for next_start in blocks[start].following:
+            if next_start in blocks:
+                new_facts = new(facts, entry_facts[next_start])
+                if new_facts or next_start not in seen_starts:
+                    entry_facts[next_start].update(new_facts)
+                    pending_starts.append(next_start)
+    return [(flow.kernel.instructions[index], position) for index, position in found_pairs]
 
 
 def _registers(instruction: Instruction) -> list[int]:
@@ -97,13 +97,13 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
-    """Updates `state` for an instruction.  For a wgmma, returns the earlier accesses that no fence follows."""
+    """Updates `state` for an instruction.  For a wgmma, returns the numbers of earlier accesses that lack a fence."""
     early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
-        had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
+        new_state = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
         state.clear()
-        state.update(had)
+        state.update(new_state)
     elif instruction.opcode.startswith("wgmma.mma_async"):
         registers = _registers(instruction)
         keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
@@ -119,15 +119,15 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
                 state[READ, register.index] = instruction.number
         # LLVM moves a wgmma's operands into its registers, even after a fence; ptxas then moves the fence (its note
         # C7519). So a move counts only if the last fence came before another wgmma, or if there was no fence.
-        moves = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
+        is_free_move = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
         for register in definitions(instruction):
-            if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
+            if register.index in taken and not (is_free_move and (MULTIPLIED, register.index) not in state):
                 state[WRITTEN, register.index] = instruction.number
     return early_accesses
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Returns each write of a register that an earlier wgmma may still have to read as A, with this wgmma."""
+    """Returns each instruction that overwrites a register of A too early, with the wgmma that may still read it."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
@@ -136,8 +136,8 @@ def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
         # The smallest age counts: on that path the most groups may be pending.
         return {index: age for index, age in ages.items() if index not in earlier or age < earlier[index]}
 
-    facts = _follow(flow, _Ages(), _step_reads, younger)
-    return [(writer, kernel.instructions[number]) for writer, number in facts]
+    found_pairs = _follow(flow, _Ages(), _step_reads, younger)
+    return [(writer, kernel.instructions[instruction_index]) for writer, instruction_index in found_pairs]
 
 
 def _a_registers(instruction: Instruction) -> list[int]:
@@ -147,7 +147,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction.  Returns each wgmma if the instruction overwrites its A too early."""
+    """Updates `ages` for an instruction.  Returns the numbers of wgmmas that may still read its result registers."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()
@@ -155,8 +155,8 @@ def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
         ages.update({index: (age + 1, number) for index, (age, number) in ages.items()})
         return set()
     if instruction.opcode.startswith("wgmma.wait_group"):
-        pending = int(getattr(instruction.operands[0], "value", 0))
-        for index in [index for index, (age, _) in ages.items() if age > pending]:
+        max_pending = int(getattr(instruction.operands[0], "value", 0))
+        for index in [index for index, (age, _) in ages.items() if age > max_pending]:
             del ages[index]
         return set()
     written_registers = {register.index for register in definitions(instruction)} & ages.keys()

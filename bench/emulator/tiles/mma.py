@@ -1,14 +1,14 @@
 """Computes the matrix products of mma.sync and wgmma for many warps at once, and maps their matrices to registers.
 
-Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follows one rule.  The lane is `4 * group + thread`,
-and a register holds `per` elements of a row:
+All layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow one rule.  The lane is `4 * group + thread`.  A
+register holds `per` elements of a row.  `half` is 0 or 1 (only 0 in an m8 shape), and `step` counts along K:
 
 - A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
 - B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
 - C, D: register `2 * half + e` is row `8 * half + group`, column `2 * thread + e`; one register holds both `e` if the
   type has 16 bits.
 
-In an m8 shape, `half` is always 0.  By this rule a fragment is a matrix with its axes in another order.
+So a fragment is a matrix with its axes in another order.
 
 "Register Fragments for wgmma.mma_async.m64nNk...": each of a warpgroup's four warps holds 16 rows.  A has the layout of
 mma.sync.  For D, lane `4 * g + t` of warp `w` holds row `16 * w + 8 * half + g`, column `8 * block + 2 * t + e`.  This
@@ -16,15 +16,15 @@ element is in register `4 * block + 2 * half + e`.  If D is packed f16, the elem
 block + half`.
 
 Products are exact in float32, because 24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2.  NumPy's matrix
-product sums them in float32 in its own order, because the ISA does not define the order.  C is added last.
+product sums them in float32 in its own order; the ISA defines no order.  C is added last.
 
-`truncated_wgmma` models the short sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
-GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
-2511.10909) found this model, which agrees bit for bit with an H100.  The K products of one instruction and the
-accumulator are truncated towards zero.  The unit of this truncation is `2**-F` times the power of two of the largest
-exponent.  Then they are added exactly, and the sum is truncated to F bits of mantissa.  F is 13 for fp8 into f32.  The
-exponent of a product is the sum of its factors' exponents, before the product is normalised.  For the 16-bit types and
-tf32, MMA-Sim's paper gives F = 25 and a result of 23 bits.  This code has not been compared with a GPU.
+`truncated_wgmma` models the imprecise sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that
+fp8 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
+2511.10909) found this model, which agrees bit for bit with an H100.  Let e be the largest exponent of the accumulator
+and of the K products of one instruction.  All of them are truncated towards zero, to multiples of `2**(e - F)`.  Then
+they are added exactly, and the sum is truncated to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a
+product is the sum of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32,
+MMA-Sim's paper gives F = 25 and a result of 23 bits.  This code has not been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ from rooflab.bench.emulator.numbers.bits import Value
 from rooflab.bench.emulator.numbers.formats import decode
 
 WARP = 32
-BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 """The element types of A and B, with the bytes of one element."""
-RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.float64}
+RAW_DTYPES: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.float64}
 """By bytes of an element, the NumPy type of raw elements."""
-_SHAPE = re.compile(r"m(8|16)n8k(\d+)")
-_HALVES, _BYTES, _INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
-_PARTNERS = {
-    **{name: (name,) for name in (*_HALVES, "tf32", "f64")},
-    **dict.fromkeys(_BYTES, _BYTES),
-    **dict.fromkeys(_INTEGERS, _INTEGERS),
+_SHAPE_PATTERN = re.compile(r"m(8|16)n8k(\d+)")
+_HALF_TYPES, _FP8_TYPES, _INTEGER_TYPES = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
+_B_TYPES = {
+    **{name: (name,) for name in (*_HALF_TYPES, "tf32", "f64")},
+    **dict.fromkeys(_FP8_TYPES, _FP8_TYPES),
+    **dict.fromkeys(_INTEGER_TYPES, _INTEGER_TYPES),
 }
-_RESULTS = {
-    **dict.fromkeys(("f16", *_BYTES), ("f32", "f16")),
+_D_TYPES = {
+    **dict.fromkeys(("f16", *_FP8_TYPES), ("f32", "f16")),
     **dict.fromkeys(("bf16", "tf32"), ("f32",)),
-    **dict.fromkeys(_INTEGERS, ("s32",)),
+    **dict.fromkeys(_INTEGER_TYPES, ("s32",)),
     "f64": ("f64",),
 }
-_DEPTHS = {
-    **dict.fromkeys(_HALVES, (8, 16)),
-    **dict.fromkeys((*_BYTES, *_INTEGERS), (16, 32)),
+_K_SIZES = {
+    **dict.fromkeys(_HALF_TYPES, (8, 16)),
+    **dict.fromkeys((*_FP8_TYPES, *_INTEGER_TYPES), (16, 32)),
     "tf32": (4, 8),
     "f64": (4, 8, 16),
 }
 WARPGROUP = 128
-ROWS = 64
+WARPGROUP_ROWS = 64
 FP8_FRACTION_BITS = 13
 FRACTION_BITS = 25
 """The F of `truncated_wgmma`'s model for f16, bf16 and tf32."""
-_LOWEST = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
-_NO_EXPONENT = -(1 << 14)
+_MIN_EXPONENTS = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
+_ZERO_EXPONENT = -(1 << 14)
 _MANTISSA_BITS = 23
 
 
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
     """Returns the exact values of raw elements as float32; f64 stays float64.
 
-    `bits` has any shape.  Its type is unsigned with a width in `BYTES`, or float64 for f64.  tf32 loses its low 13
-    bits, as in the tensor core.  8-bit integers also become float32, because a sum of 32 of their products stays below
-    2**24.  Raises `KeyError` on a type that is not in `BYTES`."""
-    if BYTES[element] == 8:
+    `bits` has any shape.  Its dtype is an unsigned integer of `BYTES[element]` bytes, or float64 for f64.  tf32 loses
+    its low 13 bits, as in the tensor core.  8-bit integers also become float32: a sum of 32 of their products stays
+    below 2**24, so it is exact.  Raises `KeyError` on a type that is not in `ELEMENT_BYTES`."""
+    if ELEMENT_BYTES[element] == 8:
         return bits
     if element in ("s8", "u8"):
         return bits.view(np.int8 if element == "s8" else np.uint8).astype(np.float32)
@@ -86,7 +86,7 @@ def numbers(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
-    """Stacks registers' bits, each (lanes,) or one value for all lanes, into an array (registers, lanes) of `dtype`.
+    """Stacks registers' bits into an array (registers, lanes).  A register is (lanes,), or one value for all lanes.
 
     Raises `ValueError` if `lanes` is not a multiple of 32, or a register has another length."""
     if lanes <= 0 or lanes % WARP:
@@ -108,46 +108,46 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 
 
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
-    """Returns the matrix A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
+    """Returns the matrix A of each warp from registers (lanes,): (warps, m, K) float32, or float64 for f64.
 
-    K is `registers * 32 * (4 // bytes) // m`, with the bytes of an element.  `m` is 16, or 8 in the m8 shapes."""
+    K is `len(registers) * 32 * max(1, 4 // b) // m` for elements of `b` bytes.  `m` is 16, or 8 in the m8 shapes."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
-    halves, warps = m // 8, lanes // WARP
-    parts = words.reshape(-1, halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
-    return _elements(parts.reshape(warps, m, -1), element)
+    row_halves, warps = m // 8, lanes // WARP
+    split_axes = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
+    return _elements(split_axes.reshape(warps, m, -1), element)
 
 
 def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
-    """Returns the transposed B of each warp (warps, 8, K), float32 (float64 for f64), from registers, each (lanes,)."""
+    """Returns the transposed B of each warp from registers (lanes,): (warps, 8, K) float32, or float64 for f64."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
-    parts = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
-    return _elements(parts.reshape(lanes // WARP, 8, -1), element)
+    split_axes = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
+    return _elements(split_axes.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
     """Returns the values of the elements that are packed in `words`.  The words of a row must be adjacent."""
-    return numbers(np.ascontiguousarray(words).view(RAW[BYTES[element]]), element)
+    return numbers(np.ascontiguousarray(words).view(RAW_DTYPES[ELEMENT_BYTES[element]]), element)
 
 
 def spread(matrices: np.ndarray) -> np.ndarray:
-    """Converts accumulators (warps, m, 8) to registers (m // 4, lanes) of one element each, of the same dtype."""
+    """Converts accumulators (warps, m, 8) to registers (m // 4, lanes) of the same dtype, one element per register."""
     warps, m, _ = matrices.shape
-    parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-    return parts.reshape(m // 4, warps * WARP)
+    split_axes = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+    return split_axes.reshape(m // 4, warps * WARP)
 
 
 def spread_pairs(matrices: np.ndarray) -> np.ndarray:
     """Converts accumulators (warps, m, 8) to registers of two elements (m // 8, lanes, 2), the lower half first."""
     warps, m, _ = matrices.shape
-    parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
-    return parts.reshape(m // 8, warps * WARP, 2)
+    split_axes = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
+    return split_axes.reshape(m // 8, warps * WARP, 2)
 
 
 def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
     """Converts registers (m // 4, lanes) of one element each to accumulators (warps, m, 8): the inverse of `spread`."""
     warps = registers.shape[1] // WARP
-    parts = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
-    return parts.reshape(warps, m, 8)
+    split_axes = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
+    return split_axes.reshape(warps, m, 8)
 
 
 def mma(
@@ -162,11 +162,11 @@ def mma(
     saturate: bool = False,
     lanes: int = 0,
 ) -> list[np.ndarray]:
-    """Computes the registers of D from those of A, B and C.  A register is (lanes,), or one value for all lanes.
+    """Computes the registers of `D = A @ B + C`.  A register is (lanes,), or one value for all lanes.
 
     `shape` is m16n8k4 to m16n8k32, m8n8k4 (f64) or m8n8k16 (s8, u8); types have PTX's names.  A and B are uint32
     (float64 for f64).  C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around; `saturate`
-    (.satfinite) clamps it.  `lanes` matters only if no register is an array.  Raises `ValueError` on a combination that
+    (.satfinite) clamps it.  `lanes` is used only if no register is an array.  Raises `ValueError` on a combination that
     PTX does not have, or on a wrong number of registers."""
     m, counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != counts:
@@ -174,9 +174,9 @@ def mma(
     lanes = lanes_of(a, b, c) or lanes
     product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
     if d_type == "f16":
-        old = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
-        packed = (spread_pairs(product) + old).astype(np.float16).view(np.uint32)
-        return list(packed.reshape(m // 8, lanes))
+        accumulator = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
+        packed_registers = (spread_pairs(product) + accumulator).astype(np.float16).view(np.uint32)
+        return list(packed_registers.reshape(m // 8, lanes))
     registers = spread(product)
     if d_type == "s32":
         return list(integer_sum(registers, stacked(c, lanes, np.int32), saturate).view(np.uint32))
@@ -185,32 +185,32 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Returns whether PTX multiplies matrices of these types into this result type.  wgmma has these, except f64."""
-    return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
+    """Returns whether PTX's mma has this combination of types.  wgmma has the same combinations, without f64."""
+    return b_type in _B_TYPES.get(a_type, ()) and d_type in _D_TYPES[a_type]
 
 
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
-    """Returns `product` (integers in float32) plus `old` (int32) as int32.  It wraps around; `saturate` clamps it."""
+    """Returns `product` (integers in float32) plus `old` (int32) as int32.  Overflow wraps; `saturate` clamps it."""
     if not saturate:
-        wrapped: np.ndarray = product.astype(np.int32) + old
-        return wrapped
-    limits = np.iinfo(np.int32)
-    stopped: np.ndarray = np.clip(product.astype(np.int64) + old, limits.min, limits.max).astype(np.int32)
-    return stopped
+        wrapped_sum: np.ndarray = product.astype(np.int32) + old
+        return wrapped_sum
+    bounds = np.iinfo(np.int32)
+    clamped_sum: np.ndarray = np.clip(product.astype(np.int64) + old, bounds.min, bounds.max).astype(np.int32)
+    return clamped_sum
 
 
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
-    """Returns the number of rows of A, and the numbers of registers of A, B and C."""
-    parts = _SHAPE.fullmatch(shape)
-    if not parts or not combines(a_type, b_type, d_type):
+    """Returns the number of rows of A, and how many registers A, B and C have."""
+    split_axes = _SHAPE_PATTERN.fullmatch(shape)
+    if not split_axes or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
-    m, k = int(parts[1]), int(parts[2])
-    narrow = (a_type == "f64" and k == 4) or (a_type in _INTEGERS and k == 16)
-    if k not in _DEPTHS[a_type] or (m == 8 and not narrow):
+    m, k = int(split_axes[1]), int(split_axes[2])
+    has_m8 = (a_type == "f64" and k == 4) or (a_type in _INTEGER_TYPES and k == 16)
+    if k not in _K_SIZES[a_type] or (m == 8 and not has_m8):
         raise ValueError(f"mma: no {shape} of {a_type}")
-    a_registers = m * k * BYTES[a_type] // (32 * max(4, BYTES[a_type]))
-    b_registers = 8 * k * BYTES[b_type] // (32 * max(4, BYTES[b_type]))
+    a_registers = m * k * ELEMENT_BYTES[a_type] // (32 * max(4, ELEMENT_BYTES[a_type]))
+    b_registers = 8 * k * ELEMENT_BYTES[b_type] // (32 * max(4, ELEMENT_BYTES[b_type]))
     return m, (a_registers, b_registers, m // (8 if d_type == "f16" else 4))
 
 
@@ -222,9 +222,9 @@ def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -
     step = 16 if d_type == "s32" and n not in (8, 24) else 8
     if not 0 < n <= 256 or n % step:
         raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
-    expected = n // (4 if d_type == "f16" else 2)
-    if registers != expected:
-        raise ValueError(f"wgmma: expected {expected} registers of D for {n} columns of {d_type}, got {registers}")
+    d_registers = n // (4 if d_type == "f16" else 2)
+    if registers != d_registers:
+        raise ValueError(f"wgmma: expected {d_registers} registers of D for {n} columns of {d_type}, got {registers}")
 
 
 def wgmma(
@@ -237,20 +237,20 @@ def wgmma(
     scale_b: int = 1,
     saturate: bool = False,
 ) -> np.ndarray:
-    """Returns `a @ b.T + d`.  `d` is None if scale-d is false.
+    """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
     `a` is (..., 64, K) and `b` is (..., N, K), both float32, as `read_operand` and `a_from_registers` return them.  The
-    result is (..., 64, N).  Its dtype is float32 for f32, float32 rounded to f16 values for f16, and int32 for s32.
-    s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and
-    summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
+    result is (..., 64, N).  It is float32 for f32, float32 with values of f16 for f16, and int32 for s32.  s32 wraps
+    around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in
+    float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
     if scale_a != scale_b:
         product = -product
     if d_type == "s32":
-        old = np.zeros(product.shape, np.int32) if d is None else d
-        return integer_sum(product, old, saturate)
+        accumulator = np.zeros(product.shape, np.int32) if d is None else d
+        return integer_sum(product, accumulator, saturate)
     if d is not None:
         product += d
     if d_type == "f32":
@@ -263,26 +263,26 @@ def wgmma(
 def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
     """Returns the matrix A of each warpgroup from its four uint32 registers: (warpgroups, 64, K) float32.
 
-    A register is (128 * warpgroups,).  `lanes` matters only if no register is an array.  Raises `ValueError` if the
+    A register is (128 * warpgroups,).  `lanes` is used only if no register is an array.  Raises `ValueError` if the
     lanes are not whole warpgroups, or if the number of registers is not four."""
     lanes = lanes_of(registers) or lanes
     if len(registers) != 4 or lanes % WARPGROUP:
         raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
     warps = a_matrix(registers, lanes, element)
-    return warps.reshape(lanes // WARPGROUP, ROWS, warps.shape[2])
+    return warps.reshape(lanes // WARPGROUP, WARPGROUP_ROWS, warps.shape[2])
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Converts accumulators (64, N) or (warpgroups, 64, N) to registers, one per row: (number, 128 * warpgroups).
+    """Converts accumulators (64, N) or (warpgroups, 64, N) to registers: (number, 128 * warpgroups).
 
-    f32 and s32 give N // 2 registers of the dtype of `d`.  f16 gives N // 4 uint32 registers of values that f16 can
-    hold."""
+    For f32 and s32, `number` is N // 2, and registers have the dtype of `d`.  For f16, `number` is N // 4, and each
+    uint32 packs two f16.  f16 must be able to hold the values of `d`."""
     n = d.shape[-1]
-    parts = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
-    lanes = parts.shape[0] * WARPGROUP
+    split_axes = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
+    lanes = split_axes.shape[0] * WARPGROUP
     if d_type != "f16":
-        return parts.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
-    f16_pairs = parts.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
+        return split_axes.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
+    f16_pairs = split_axes.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
     return f16_pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
 
 
@@ -290,12 +290,12 @@ def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarra
     """Converts registers (number, 128 * warpgroups) to accumulators (warpgroups, 64, N).
 
     This is the inverse of `matrix_to_registers`.  f32 and s32 keep their dtype; f16 (uint32) becomes float32."""
-    number, lanes = registers.shape
+    register_count, lanes = registers.shape
     if d_type != "f16":
-        parts = registers.reshape(number // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
-        return parts.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, ROWS, number * 2)
-    f16_pairs = registers.view(np.float16).reshape(number // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
-    return f16_pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, ROWS, number * 4).astype(np.float32)
+        split_axes = registers.reshape(register_count // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
+        return split_axes.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, WARPGROUP_ROWS, register_count * 2)
+    f16_pairs = registers.view(np.float16).reshape(register_count // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
+    return f16_pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, WARPGROUP_ROWS, register_count * 4).astype(np.float32)
 
 
 def truncated_wgmma(
@@ -306,31 +306,31 @@ def truncated_wgmma(
     `a` is (M, K), `b` is (N, K), `d` and the result are (M, N), all float32.  A `d_type` of f16 rounds the result to
     f16.  If the ordinary float32 sum is not finite, the result is this sum.  Raises `KeyError` on a type without a
     model."""
-    bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
-    old = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
+    fraction_bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
+    accumulator = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
     a_exponents, b_exponents = _exponents(a, a_type), _exponents(b, b_type)
-    top = np.maximum(_exponents(old, d_type), _LOWEST["f32"])
+    max_exponents = np.maximum(_exponents(accumulator, d_type), _MIN_EXPONENTS["f32"])
     for k in range(a.shape[1]):
-        np.maximum(top, a_exponents[:, k, None] + b_exponents[None, :, k], out=top)
-    grid = np.ldexp(1.0, bits - top)
-    total = np.trunc(old.astype(np.float64) * grid)
+        np.maximum(max_exponents, a_exponents[:, k, None] + b_exponents[None, :, k], out=max_exponents)
+    scale = np.ldexp(1.0, fraction_bits - max_exponents)
+    total = np.trunc(accumulator.astype(np.float64) * scale)
     for k in range(a.shape[1]):
-        total += np.trunc(a[:, k, None] * b[None, :, k] * grid)
-    total /= grid
-    rounded = total.astype(np.float16) if d_type == "f16" else _cut(total, min(bits, _MANTISSA_BITS))
-    plain_sum = np.matmul(a, b.T) + old
-    return np.where(np.isfinite(plain_sum), rounded.astype(np.float32), plain_sum)
+        total += np.trunc(a[:, k, None] * b[None, :, k] * scale)
+    total /= scale
+    rounded_sum = total.astype(np.float16) if d_type == "f16" else _cut(total, min(fraction_bits, _MANTISSA_BITS))
+    plain_sum = np.matmul(a, b.T) + accumulator
+    return np.where(np.isfinite(plain_sum), rounded_sum.astype(np.float32), plain_sum)
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """Returns the exponents (int32) of values of type `element`, for significands in [1, 2).  Zero has the lowest."""
-    exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST[element])
-    return np.where(values == 0, _NO_EXPONENT, exponents)
+    """Returns the exponents (int32) of values of type `element`, for significands in [1, 2).  Zero gets the lowest."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS[element])
+    return np.where(values == 0, _ZERO_EXPONENT, exponents)
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """Truncates `values` (float64) towards zero to `bits` mantissa bits after the leading bit, for float32's range."""
-    exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST["f32"])
-    grid = np.ldexp(1.0, bits - exponents)
-    cut: np.ndarray = np.trunc(values * grid) / grid
-    return cut
+    """Truncates `values` (float64) towards zero to `bits` mantissa bits.  Denormals of float32 keep fewer bits."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS["f32"])
+    scale = np.ldexp(1.0, bits - exponents)
+    truncated_values: np.ndarray = np.trunc(values * scale) / scale
+    return truncated_values

@@ -1,16 +1,16 @@
 """Computes addresses of matrices in shared memory: swizzles, rows of ldmatrix and stmatrix, operands of wgmma.
 
-A swizzle permutes the 16-byte chunks within 1024, 512 or 256 bytes; it moves no byte out of its chunk.  So code that
-reads whole chunks (ldmatrix, wgmma, TMA) gathers one item for each chunk instead of one item for each element.
+A swizzle permutes the 16-byte chunks within 1024, 512 or 256 bytes; the bytes of a chunk stay together.  ldmatrix,
+wgmma and TMA read whole chunks.  So this code gathers one item for each chunk instead of one item for each element.
 
 ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatrix" and "... store ... stmatrix"): lane
 `8 * i + r` gives the address of row `r` of matrix `i`; a row is 16 bytes.  In register `i`, lane `4 * g + t` holds
 elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`) of matrix `i`, the lower half first.
 
-wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (K is 16
-elements of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these 32 bytes are two 16-byte chunks.  In MN-major order, for
-2-byte types only, a chunk is 8 rows of one `k`.  `W` is `span / 16`, or 1 without a swizzle.  Before the swizzle, a
-chunk is at:
+wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (16 elements
+of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these are two 16-byte chunks, with `half` 0 and 1.  In MN-major order,
+for 2-byte types only, a chunk is 8 rows of one `k`.  `leading` and `stride` are the byte offsets in the descriptor.
+`W` is the width of the swizzle in chunks (8, 4 or 2), or 1 without a swizzle.  Before the swizzle, a chunk is at:
 
 - K-major: `(row % 8) * 16 * W + (row // 8) * stride + half * step`; `step` is 16, or `leading` without a swizzle;
 - MN-major, swizzled: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`, with `c = row // 8`;
@@ -26,7 +26,7 @@ from functools import lru_cache
 import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import Value
-from rooflab.bench.emulator.tiles.mma import BYTES, RAW, WARP, numbers, stacked
+from rooflab.bench.emulator.tiles.mma import ELEMENT_BYTES, RAW_DTYPES, WARP, numbers, stacked
 
 CHUNK_BYTES = 16
 """The number of bytes that a swizzle moves together."""
@@ -35,9 +35,9 @@ CHUNK = np.dtype(np.complex128)
 
 A gather of 512 items takes 0.7 us, and a scatter 1.2 us.  As 16-bit elements the same bytes take 5.7 and 8.2 us.
 """
-PERIOD = 1024
+SWIZZLE_PERIOD = 1024
 """The number of bytes after which every swizzle repeats."""
-SPANS = (0, 32, 64, 128)
+SWIZZLE_SPANS = (0, 32, 64, 128)
 """The numbers of bytes within which a swizzle permutes chunks; 0 means no swizzle."""
 K_BYTES = 32
 """The bytes of K in one wgmma, whatever the type."""
@@ -48,12 +48,12 @@ _MN_MAJOR_K = 16
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    PTX ISA 8.7, "Tensor swizzling modes": the address bits from 4 up to 6, 5 or 4 (for a span of 128, 64, 32) are
-    combined by exclusive or with the bits from 7 up.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9 of
-    the address where the pattern starts.  It is first subtracted from the row.  Raises `ValueError` on any other span.
-    """
-    if span not in SPANS:
-        raise ValueError(f"span: expected one of {SPANS} bytes, got {span}")
+    PTX ISA 8.7, "Tensor swizzling modes": an exclusive or combines the address bits from 4 up with the bits from 7 up:
+    three bits for a `span` of 128, two for 64, one for 32.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9
+    of the pattern's start address.  It is first subtracted from the bits from 7 up.  Raises `ValueError` on another
+    span."""
+    if span not in SWIZZLE_SPANS:
+        raise ValueError(f"span: expected one of {SWIZZLE_SPANS} bytes, got {span}")
     if not span:
         return addresses
     rows = (addresses >> 7) - base_offset
@@ -93,24 +93,24 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
     rows = chunks(memory)[rows_of(addresses, num) >> 4]
     if not trans:
         return list(rows.view(np.uint32).reshape(num, addresses.size))
-    turned = rows.view(np.uint16).reshape(num, -1, 8, 8).transpose(0, 1, 3, 2)
-    return list(np.ascontiguousarray(turned).view(np.uint32).reshape(num, addresses.size))
+    transposed_rows = rows.view(np.uint16).reshape(num, -1, 8, 8).transpose(0, 1, 3, 2)
+    return list(np.ascontiguousarray(transposed_rows).view(np.uint32).reshape(num, addresses.size))
 
 
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
-    """Returns the 16-byte rows that stmatrix stores, with `.trans` if `trans`: (warps * 8 * registers,) of `CHUNK`.
+    """Returns the 16-byte rows that stmatrix stores (`trans`: with `.trans`): (warps * 8 * registers,) of `CHUNK`.
 
     The rows have the order of the lanes that give their addresses: the first `8 * len(registers)` of each warp.  A
     register is (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
     """
-    num = len(registers)
-    if num not in (1, 2, 4):
-        raise ValueError(f"registers: expected 1, 2 or 4 matrices, got {num}")
+    register_count = len(registers)
+    if register_count not in (1, 2, 4):
+        raise ValueError(f"registers: expected 1, 2 or 4 matrices, got {register_count}")
     words = stacked(registers, lanes, np.uint32)
     if trans:
-        turned = words.view(np.uint16).reshape(num, -1, 8, 8).transpose(0, 1, 3, 2)
-        words = np.ascontiguousarray(turned)
-    rows: np.ndarray = words.reshape(-1).view(CHUNK).reshape(num, -1, 8).transpose(1, 0, 2).reshape(-1)
+        transposed_rows = words.view(np.uint16).reshape(register_count, -1, 8, 8).transpose(0, 1, 3, 2)
+        words = np.ascontiguousarray(transposed_rows)
+    rows: np.ndarray = words.reshape(-1).view(CHUNK).reshape(register_count, -1, 8).transpose(1, 0, 2).reshape(-1)
     return rows
 
 
@@ -144,39 +144,39 @@ def decode_descriptor(bits: int) -> Descriptor:
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
     """Returns the numbers of the 16-byte chunks that a wgmma reads through a descriptor, and the highest number.
 
-    A chunk's number is `address // 16`, int64.  In K-major order the shape is (rows, 2): item i has the chunks of row
-    i.  In MN-major order it is (16, rows // 8): item k has the chunks of `k`.  Raises `ValueError` if `rows % 8` is not
-    0."""
+    `bits` is the descriptor.  A chunk's number is `address // 16`, int64.  In K-major order the shape is (rows, 2): two
+    per row.  In MN-major order it is (16, rows // 8): all chunks of each `k`.  Raises `ValueError` if `rows % 8` is not
+    zero."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
-    layout = decode_descriptor(bits)
-    width = max(1, layout.span // CHUNK_BYTES)
+    fields = decode_descriptor(bits)
+    width = max(1, fields.span // CHUNK_BYTES)
     if not mn_major:
-        row, half = np.arange(rows)[:, None], np.arange(2)[None, :]
-        step = CHUNK_BYTES if layout.span else layout.leading
-        linear = row % 8 * (CHUNK_BYTES * width) + row // 8 * layout.stride + half * step
+        row, half_index = np.arange(rows)[:, None], np.arange(2)[None, :]
+        step = CHUNK_BYTES if fields.span else fields.leading
+        linear = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * step
     else:
         chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K)[:, None]
-        groups, eights = (layout.leading, layout.stride) if layout.span else (layout.stride, layout.leading)
-        linear = chunk % width * CHUNK_BYTES + chunk // width * groups + k % 8 * (CHUNK_BYTES * width) + k // 8 * eights
-    index = swizzled(layout.start + linear, layout.span, layout.base_offset) // CHUNK_BYTES
+        c_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
+        linear = chunk % width * CHUNK_BYTES + chunk // width * c_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
+    index = swizzled(fields.start + linear, fields.span, fields.base_offset) // CHUNK_BYTES
     index.flags.writeable = False
     return index, int(index.max())
 
 
 def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_major: bool = False) -> np.ndarray:
-    """Reads A (64 rows) or the transposed B (N rows) as (rows, K) float32, from `memory`, one CTA's (bytes,) uint8.
+    """Reads a wgmma operand as (rows, K) float32 from shared memory: A (64 rows) or the transposed B (N rows).
 
-    `element` is f16, bf16, tf32, e4m3, e5m2, s8 or u8.  In MN-major order the result is a transposed view.  Raises
-    `ValueError` if the descriptor points outside of `memory`, or on MN-major with a type that is not 2 bytes wide.
-    """
-    size = BYTES[element]
+    `memory` is one CTA's shared memory, (bytes,) uint8, and `bits` is the descriptor.  `element` is f16, bf16, tf32,
+    e4m3, e5m2, s8 or u8.  In MN-major order the result is a transposed view.  Raises `ValueError` if the descriptor
+    points outside of `memory`, or on MN-major with a type that is not 2 bytes wide."""
+    size = ELEMENT_BYTES[element]
     if mn_major and size != 2:
         raise ValueError(f"element: expected f16 or bf16 for an MN-major operand, got {element}")
-    index, highest = operand_chunks(bits, rows, mn_major)
-    items = chunks(memory)
-    if highest >= items.size:
-        raise ValueError(f"descriptor {bits:#x}: reads up to byte {highest * 16 + 15} of {memory.size}")
-    raw = items[index].view(RAW[size])
-    values = numbers(raw, element)
+    index, highest_chunk = operand_chunks(bits, rows, mn_major)
+    memory_chunks = chunks(memory)
+    if highest_chunk >= memory_chunks.size:
+        raise ValueError(f"descriptor {bits:#x}: reads up to byte {highest_chunk * 16 + 15} of {memory.size}")
+    raw_operand = memory_chunks[index].view(RAW_DTYPES[size])
+    values = numbers(raw_operand, element)
     return values.T if mn_major else values

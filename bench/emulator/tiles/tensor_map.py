@@ -5,8 +5,8 @@ real layout of these bytes.  So this module uses its own layout, for maps of the
 `tensormap.replace` makes on the device.  128 zero bytes are an empty map, as on sm_90a, where a kernel may start from
 zeroed shared memory.
 
-PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  The
-bits of the shared address itself swizzle the box.  A load fills elements outside of the tensor; a store leaves them
+PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  Its
+swizzle depends on the bits of the shared address.  A load fills elements outside of the tensor; a store leaves them
 unchanged.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
 """
 
@@ -20,23 +20,23 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from rooflab.bench.emulator.numbers.bits import COMBINE, UNSIGNED
+from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, UNSIGNED
 from rooflab.bench.emulator.numbers.formats import decode, encode
-from rooflab.bench.emulator.tiles.shared_layout import CHUNK_BYTES, PERIOD, swizzled
+from rooflab.bench.emulator.tiles.shared_layout import CHUNK_BYTES, SWIZZLE_PERIOD, swizzled
 
-BYTES = 128
+MAP_BYTES = 128
 """Bytes of a tensor map."""
-ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
+ELEMENT_TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
 """Element types in the order of the .elemtype values of PTX ISA 8.7, `tensormap.replace`."""
 DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz")
-"""The types in `ELEMENTS`, in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
-ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENTS}
+"""The types in `ELEMENT_TYPES`, in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
+ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENT_TYPES}
 SWIZZLES = (0, 32, 64, 128)
 """The bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
 FILLS = ("zero", "nan")
 """The values that a load writes for elements out of bounds, in the order of PTX's .fill_mode."""
 
-_MAGIC = 0x70616D5F62616C66
+_MAGIC_NUMBER = 0x70616D5F62616C66
 _FIELDS = np.dtype(
     [
         ("magic", "<u8"),
@@ -53,12 +53,17 @@ _FIELDS = np.dtype(
         ("unused", "u1", (20,)),
     ]
 )
-_CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len(SWIZZLES), "fill_mode": len(FILLS)}
+_NUM_CODES = {
+    "elemtype": len(ELEMENT_TYPES),
+    "interleave_layout": 3,
+    "swizzle_mode": len(SWIZZLES),
+    "fill_mode": len(FILLS),
+}
 BOX_ALIGNMENT = 128
 """The alignment in bytes of the shared address of a box."""
-_KINDS = {"u": "u", "s": "i"}
+_INTEGER_KINDS = {"u": "u", "s": "i"}
 _INTEGER_TYPES = ("u32", "s32", "u64", "s64")
-REDUCIBLE = {
+REDUCIBLE_TYPES = {
     "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
     **dict.fromkeys(("min", "max"), (*_INTEGER_TYPES, "f16", "bf16")),
     **dict.fromkeys(("inc", "dec"), ("u32",)),
@@ -69,7 +74,7 @@ REDUCIBLE = {
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Describes a tiled tensor in global memory, and the box that one copy moves, the contiguous dimension first.
+    """Describes a tiled tensor in global memory, and the box that one copy moves.  The contiguous dimension is first.
 
     Raises `ValueError`, with the argument's name, if cuTensorMapEncodeTiled would refuse the map (CUDA driver API,
     "Tensor Map Object Management"), and on an interleaved layout, which is not emulated."""
@@ -77,7 +82,7 @@ class TensorMap:
     address: int
     """Global address of the first element, a multiple of 16."""
     element: str
-    """The element type, one of `ELEMENTS`."""
+    """The element type, one of `ELEMENT_TYPES`."""
     dims: tuple[int, ...]
     """The number of elements of each of 1 to 5 dimensions."""
     strides: tuple[int, ...]
@@ -100,8 +105,8 @@ class TensorMap:
             object.__setattr__(self, "element_strides", (1,) * self.rank)
         if not 1 <= self.rank <= 5:
             raise ValueError(f"dims: expected 1 to 5 dimensions, got {self.rank}")
-        if self.element not in ELEMENTS:
-            raise ValueError(f"element: expected one of {ELEMENTS}, got {self.element!r}")
+        if self.element not in ELEMENT_TYPES:
+            raise ValueError(f"element: expected one of {ELEMENT_TYPES}, got {self.element!r}")
         for name, length in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
             if len(getattr(self, name)) != length:
                 raise ValueError(f"{name}: expected {length} for {self.rank} dimensions, got {getattr(self, name)}")
@@ -136,7 +141,7 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions."""
+        """Returns the number of dimensions."""
         return len(self.dims)
 
     @property
@@ -146,7 +151,7 @@ class TensorMap:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Returns the bytes of a box along the first dimension."""
+        """Returns the bytes of one row of a box (along the first dimension)."""
         return self.box[0] * self.element_bytes
 
     @cached_property
@@ -156,22 +161,22 @@ class TensorMap:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Returns the copied elements along each dimension: the box divided by the element strides, rounded up."""
+        """Returns the number of copied elements along each dimension: `ceil(box / element_stride)`."""
         return tuple(-(-size // step) for size, step in zip(self.box, self.steps, strict=True))
 
     @cached_property
     def box_bytes(self) -> int:
-        """Returns the bytes of shared memory that a copy accesses.  A load's mbarrier also counts filled bytes."""
+        """Returns the bytes of shared memory that a copy accesses.  A load's mbarrier counts all of these bytes."""
         return int(np.prod(self.counts)) * self.element_bytes
 
     def pack(self) -> bytes:
         """Packs the map into 128 bytes, for `unpack` and `replace`."""
         record = np.zeros((), _FIELDS)
-        record["magic"], record["global_address"] = _MAGIC, self.address
-        arrays = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
-        for name, values in {**arrays, "element_stride": self.element_strides}.items():
+        record["magic"], record["global_address"] = _MAGIC_NUMBER, self.address
+        array_fields = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
+        for name, values in {**array_fields, "element_stride": self.element_strides}.items():
             record[name][: len(values)] = values
-        record["rank"], record["elemtype"] = self.rank - 1, ELEMENTS.index(self.element)
+        record["rank"], record["elemtype"] = self.rank - 1, ELEMENT_TYPES.index(self.element)
         record["swizzle_mode"], record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
         return record.tobytes()
 
@@ -187,7 +192,7 @@ def unpack(raw: bytes) -> TensorMap:
         raise ValueError(f"tensor map: expected a rank of 1 to 5, got {rank}")
     return TensorMap(
         int(record["global_address"]),
-        ELEMENTS[int(record["elemtype"])],
+        ELEMENT_TYPES[int(record["elemtype"])],
         tuple(record["global_dim"][:rank].tolist()),
         tuple(record["global_stride"][: rank - 1].tolist()),
         tuple(record["box_dim"][:rank].tolist()),
@@ -203,41 +208,41 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
-    field has none.  `value` is the rank minus one, the number of a mode in PTX's table, or, for all other fields, the
-    value itself.  A global_stride is in bytes.  Code for PTX versions up to 8.5, such as Triton's, gives it in units of
+    field has none.  `value` is the field's new value.  For rank, it is the rank minus one; for a mode, its number in
+    PTX's table.  A global_stride is in bytes.  Code for PTX versions up to 8.5, such as Triton's, gives it in units of
     16 bytes (`stride_unit` is 16), because ptxas shifted it.  Other fields may still be unset.  Raises `ValueError` on
     an unknown field or a value that no map can hold."""
     record = _record(raw)
     if field not in (_FIELDS.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_FIELDS.names or ())[1:-1]}, got {field!r}")
-    entries = record[field].reshape(-1)
-    if not 0 <= ordinal < entries.size:
-        raise ValueError(f"ordinal: expected 0 to {entries.size - 1} for {field}, got {ordinal}")
+    field_entries = record[field].reshape(-1)
+    if not 0 <= ordinal < field_entries.size:
+        raise ValueError(f"ordinal: expected 0 to {field_entries.size - 1} for {field}, got {ordinal}")
     value = int(value) * (stride_unit if field == "global_stride" else 1)
-    limit = _CODES.get(field, np.iinfo(entries.dtype).max + 1)
-    if not 0 <= value < limit:
-        raise ValueError(f"{field}: expected 0 to {limit - 1}, got {value}")
+    value_limit = _NUM_CODES.get(field, np.iinfo(field_entries.dtype).max + 1)
+    if not 0 <= value < value_limit:
+        raise ValueError(f"{field}: expected 0 to {value_limit - 1}, got {value}")
     if record[field].ndim:
         record[field][ordinal] = value
     else:
         record[field] = value
-    record["magic"] = _MAGIC
+    record["magic"] = _MAGIC_NUMBER
     return record.tobytes()
 
 
 def _record(raw: bytes) -> np.ndarray:
     """Returns a writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
-    if len(raw) != BYTES:
-        raise ValueError(f"tensor map: expected {BYTES} bytes, got {len(raw)}")
+    if len(raw) != MAP_BYTES:
+        raise ValueError(f"tensor map: expected {MAP_BYTES} bytes, got {len(raw)}")
     record = np.frombuffer(raw, _FIELDS).copy().reshape(())
-    if int(record["magic"]) != _MAGIC and any(raw):
+    if int(record["magic"]) != _MAGIC_NUMBER and any(raw):
         raise ValueError(f"tensor map: expected bytes that a TensorMap packed, got {bytes(raw[:16]).hex()}...")
     return record
 
 
 @dataclass(frozen=True)
 class TileIndex:
-    """Describes a box as n units of `unit_bytes` bytes, each wholly inside or wholly outside of the tensor."""
+    """Describes a box as n units of `unit_bytes` bytes.  A unit is wholly inside or wholly outside of the tensor."""
 
     global_addresses: np.ndarray
     """The units' global addresses: (n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
@@ -252,41 +257,41 @@ class TileIndex:
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
     """Returns the box that starts at element `coords` (one signed number per dimension) and at byte `shared_address`.
 
-    Raises `ValueError` on a wrong number of coordinates, and on a shared address that is not a multiple of 128.  Raises
-    it also on rows narrower than the swizzle, for which no layout is documented."""
+    Raises `ValueError` on a wrong number of coordinates, and on a shared address that is not a multiple of 128.  Also
+    raises it on rows narrower than the swizzle, because no layout is documented for them."""
     if len(coords) != tensor.rank:
         raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
     if shared_address % BOX_ALIGNMENT:
         raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
-    starts = [int(coord) for coord in coords]
+    box_starts = [int(coord) for coord in coords]
     size = tensor.element_bytes
     dims_inside = [
         start >= 0 and start + (count - 1) * step < extent
-        for start, count, step, extent in zip(starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
+        for start, count, step, extent in zip(box_starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
     ]
-    unit = math.gcd(CHUNK_BYTES, starts[0] * size, 0 if dims_inside[0] else tensor.dims[0] * size)
-    phase = shared_address % PERIOD
-    origin = tensor.address + starts[0] * size
-    origin += sum(start * stride for start, stride in zip(starts[1:], tensor.strides, strict=True))
-    global_offsets, shared_offsets = _offsets(tensor, unit, phase)
+    unit_bytes = math.gcd(CHUNK_BYTES, box_starts[0] * size, 0 if dims_inside[0] else tensor.dims[0] * size)
+    swizzle_phase = shared_address % SWIZZLE_PERIOD
+    origin_address = tensor.address + box_starts[0] * size
+    origin_address += sum(start * stride for start, stride in zip(box_starts[1:], tensor.strides, strict=True))
+    global_offsets, shared_offsets = _offsets(tensor, unit_bytes, swizzle_phase)
     return TileIndex(
-        global_offsets + origin,
-        shared_offsets + (shared_address - phase),
-        None if all(dims_inside) else _inside(tensor, starts, unit),
-        unit,
+        global_offsets + origin_address,
+        shared_offsets + (shared_address - swizzle_phase),
+        None if all(dims_inside) else _inside(tensor, box_starts, unit_bytes),
+        unit_bytes,
     )
 
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the units' global offsets from the first element, and their shared addresses if the box is at `phase`."""
+    """Returns the units' global offsets from the first element, and their shared addresses for a box at `phase`."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
     for count, step, stride in zip(tensor.counts[1:], tensor.steps[1:], tensor.strides, strict=True):
         offsets = np.add.outer(np.arange(count, dtype=np.int64) * (step * stride), offsets)
-    shared = phase + np.arange(0, tensor.box_bytes, unit, dtype=np.int64)
-    return offsets.reshape(-1), swizzled(shared, tensor.swizzle)
+    shared_addresses = phase + np.arange(0, tensor.box_bytes, unit, dtype=np.int64)
+    return offsets.reshape(-1), swizzled(shared_addresses, tensor.swizzle)
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
@@ -309,12 +314,12 @@ def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
     size = tensor.element_bytes
     if tensor.fill == "zero":
         return np.zeros(unit_bytes, np.uint8)
-    nan = np.array((1 << (8 * size - 1)) - 1, UNSIGNED[size])
-    return np.tile(nan.reshape(1).view(np.uint8), unit_bytes // size)
+    nan_bits = np.array((1 << (8 * size - 1)) - 1, UNSIGNED[size])
+    return np.tile(nan_bits.reshape(1).view(np.uint8), unit_bytes // size)
 
 
 def loaded(bits: np.ndarray, element: str) -> np.ndarray:
-    """Returns the elements that a load through a map of type `element` writes, from raw elements (unsigned, any shape).
+    """Converts raw elements (unsigned, any shape) as a load through a map of type `element` does.
 
     tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even.  The .ftz types turn subnormals into zeros of
     the same sign.  Elements of all other types are copied."""
@@ -329,21 +334,21 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     """Returns the result of `cp.reduce.async.bulk.tensor`: `old` combined with `new`, raw elements of one shape.
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor.  `element` is
-    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included.
+    one of `tensor_map.ELEMENT_TYPES`.  f16 and bf16 are added in float32 and rounded to nearest even, also subnormals.
     The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
     combination that PTX does not have."""
-    if element not in REDUCIBLE[op]:
+    if element not in REDUCIBLE_TYPES[op]:
         raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
-    word = UNSIGNED[ELEMENT_BYTES[element]]
-    is_integer = element[0] in _KINDS
-    old, new = old.view(word), new.view(word)
+    word_dtype = UNSIGNED[ELEMENT_BYTES[element]]
+    is_integer = element[0] in _INTEGER_KINDS
+    old, new = old.view(word_dtype), new.view(word_dtype)
     if op == "inc":
         return np.where(old >= new, np.uint32(0), old + np.uint32(1))
     if op == "dec":
         return np.where((old == 0) | (old > new), new, old - np.uint32(1))
-    combine = COMBINE[op]
+    combine_function = REDUCTION_UFUNCS[op]
     if element in ("f16", "bf16"):
-        return np.asarray(encode(combine(decode(old, element), decode(new, element)), element))
-    kind = f"{_KINDS[element[0]] if is_integer else 'f'}{word.itemsize}"
-    combined: np.ndarray = combine(old.view(kind), new.view(kind)).view(word)
-    return loaded(combined, element) if element.endswith(".ftz") else combined
+        return np.asarray(encode(combine_function(decode(old, element), decode(new, element)), element))
+    numpy_kind = f"{_INTEGER_KINDS[element[0]] if is_integer else 'f'}{word_dtype.itemsize}"
+    combined_bits: np.ndarray = combine_function(old.view(numpy_kind), new.view(numpy_kind)).view(word_dtype)
+    return loaded(combined_bits, element) if element.endswith(".ftz") else combined_bits

@@ -1,4 +1,4 @@
-"""Measures how much throughput continuous batching gives over static batches."""
+"""Measures how much throughput continuous batching gains over static batching."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ BATCH = 16
 
 
 def run(lab: Lab) -> Study:
-    """Measures output tokens per second with both kinds of batching.  All requests arrive at once.
+    """Measures output tokens per second with continuous and with static batching.  All requests arrive at once.
 
     In each batch, one answer is long and all other answers have one token.  So a static batch waits for its longest
-    answer.  The prediction assumes that all steps take the same time.  The lengths alone then give the ratio."""
-    count, longest = lab.size(12, 2) * BATCH, lab.size(32, 8)
-    draw, lengths = random.Random(0), [1] * count
-    for first in range(0, count, BATCH):
-        lengths[first + draw.randrange(BATCH)] = longest
+    answer.  The prediction assumes that all steps take equally long.  Then only the answers' lengths matter."""
+    count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
+    generator, lengths = random.Random(0), [1] * count
+    for first_index in range(0, count, BATCH):
+        lengths[first_index + generator.randrange(BATCH)] = longest_answer
     llm = lab.llm(max_num_seqs=BATCH, max_model_len=256, num_kv_blocks=512, prefix_caching=False)
     prompts = draw_prompts(llm, count, 6, seed=0)
     _tokens_per_s(llm, prompts[:BATCH], lengths[:BATCH])  # the first steps allocate
-    samples: dict[str, list[float]] = {"static": [], "continuous": []}
+    rate_samples: dict[str, list[float]] = {"static": [], "continuous": []}
     for _ in range(lab.size(3, 1)):
-        for kind, rates in samples.items():
+        for kind, rates in rate_samples.items():
             llm.scheduler.continuous = kind == "continuous"
             rates.append(_tokens_per_s(llm, prompts, lengths))
     rows: list[dict[str, Any]] = []
-    for kind, rates in samples.items():
-        middle, low, high = spread(rates)
-        predicted = rows[0]["tokens_per_s"] * _allowed(lengths) if rows else middle
-        rows.append({"batching": kind, "tokens_per_s": middle, "low": low, "high": high, "predicted": predicted})
-    gain, allowed_gain = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
+    for kind, rates in rate_samples.items():
+        median, low, high = spread(rates)
+        predicted_rate = rows[0]["tokens_per_s"] * _allowed(lengths) if rows else median
+        rows.append({"batching": kind, "tokens_per_s": median, "low": low, "high": high, "predicted": predicted_rate})
+    throughput_gain, allowed_gain = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
     return Study(
         claim="Continuous batching gives 5 to 10 times the throughput of static batches",
         source="Orca (Yu et al., OSDI 2022) as it is often quoted",
         rows=rows,
-        verdict=at_least(gain, 5.0, 1.2),
-        number=f"{gain:.2f} times here; the lengths alone allow {allowed_gain:.2f}",
-        about=f"{lab.about(llm)}, {count} answers of one token or, one in {BATCH}, of {longest}",
+        verdict=at_least(throughput_gain, 5.0, 1.2),
+        number=f"{throughput_gain:.2f} times here; the lengths alone allow {allowed_gain:.2f}",
+        about=f"{lab.about(llm)}, {count} answers of one token or, one in {BATCH}, of {longest_answer}",
         x="batching",
         curves={"throughput": "tokens_per_s", "throughput, predicted": "predicted"},
         x_label="",
@@ -52,11 +52,11 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Returns the static steps divided by the continuous steps.  Each sequence gets one token per step."""
+    """Returns the speed-up that the lengths allow: static steps / continuous steps, with one token per step."""
     end_steps = [0] * BATCH
     for length in lengths:
         heapreplace(end_steps, end_steps[0] + length)
-    return sum(max(lengths[first : first + BATCH]) for first in range(0, len(lengths), BATCH)) / max(end_steps)
+    return sum(max(lengths[start : start + BATCH]) for start in range(0, len(lengths), BATCH)) / max(end_steps)
 
 
 def _tokens_per_s(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""Measures how chunked prefill changes the ITL of running sequences while the engine computes a long prompt."""
+"""Measures how chunked prefill of one long prompt changes the inter-token latency (ITL) of other sequences."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """Computes one long prompt beside four decoding sequences, with several chunk sizes.  Measures the longest time
-    between two tokens of the four sequences, and the TTFT of the prompt.
+    """Prefills one long prompt while four other sequences decode, with several chunk sizes.  Measures the longest time
+    between two tokens of the four sequences, and the TTFT of the long prompt.
 
-    The prediction assumes that the time of a step is proportional to its number of tokens.  So a smaller chunk makes
-    the longest gap shorter, and the TTFT stays the same."""
-    long, num_decodes = lab.size(512, 48), 4
+    The prediction assumes that the time of an engine step is proportional to its number of tokens.  A smaller chunk
+    then makes the longest gap between tokens shorter.  The TTFT stays the same."""
+    prompt_len, num_decodes = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
-    llm = lab.llm(max_model_len=long + 64, max_num_seqs=num_decodes + 1, num_kv_blocks=1024, prefix_caching=False)
+    llm = lab.llm(max_model_len=prompt_len + 64, max_num_seqs=num_decodes + 1, num_kv_blocks=1024, prefix_caching=False)
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
-        answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
+        params = SamplingParams(max_tokens=prompt_len // chunks[0] + 24, ignore_eos=True)
         # The first turn allocates.
-        turns = [_steps_ms(llm, chunk, long, num_decodes, answer, repeat) for repeat in range(lab.size(4, 2))][1:]
+        turns = [_steps_ms(llm, chunk, prompt_len, num_decodes, params, repeat) for repeat in range(lab.size(4, 2))][1:]
         gap, ttft_ms = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
         rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": ttft_ms[0]})
     for row in rows:
-        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + num_decodes) / (long + num_decodes)}
+        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + num_decodes) / (prompt_len + num_decodes)}
         row |= {"predicted_ttft_ms": rows[-1]["ttft_ms"]}
-    gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
-    price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
+    gap_ratio = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
+    ttft_ratio = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
     return Study(
         claim="Chunked prefill takes the spikes out of others' ITL at little cost",
         source="Sarathi-Serve (Agrawal et al., OSDI 2024)",
         rows=rows,
-        verdict=worst(at_least(gain, 4.0, 1.5), at_most(price, 1.5, 3.0)),
-        number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
-        f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
-        about=f"{lab.about(llm)}, a prompt of {long} tokens beside {num_decodes}",
+        verdict=worst(at_least(gap_ratio, 4.0, 1.5), at_most(ttft_ratio, 1.5, 3.0)),
+        number=f"chunks of {chunks[0]} make the longest gap {gap_ratio:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
+        f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {ttft_ratio:.2f} times as long",
+        about=f"{lab.about(llm)}, a prompt of {prompt_len} tokens beside {num_decodes}",
         x="chunk",
         curves={
             "longest gap of others": "gap_ms",
@@ -53,7 +53,7 @@ def run(lab: Lab) -> Study:
 
 
 def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
-    """Returns the milliseconds of each step that computes one long prompt beside `others` decoding sequences."""
+    """Returns the time in ms of each engine step of the long prefill, while `others` other sequences decode."""
     llm.scheduler.prefill_chunk = long
     for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)

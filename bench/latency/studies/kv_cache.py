@@ -1,4 +1,4 @@
-"""Measures whether a KV cache makes the time of a token independent of the number of earlier tokens."""
+"""Measures whether a KV cache keeps the time of the next token the same when the text becomes longer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
-    """Measures the time of the next token for several numbers of earlier tokens, with the KV cache and without it.
+    """Measures the time of the next token after texts of several lengths, with the KV cache and without the cache.
 
-    Without the cache, the engine computes the whole text for each token.  So the predicted time is the prefill time of
-    the text.  The claim has two parts.  With the cache the time of a token stays the same.  Without the cache the time
-    grows.  The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
+    Without the cache, the engine computes the whole text again for each token.  So the predicted time is the prefill
+    time of the text.  The claim has two parts: with the cache the time stays the same, and without the cache the time
+    grows. The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
     work on the machine disturbs all lengths equally."""
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
-    with_cache, uncached_llm = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
+    cached_llm, uncached_llm = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:
-            samples[length].append(_times(with_cache, uncached_llm, draw_prompts(uncached_llm, 1, length, seed=0)[0]))
+            samples[length].append(_times(cached_llm, uncached_llm, draw_prompts(uncached_llm, 1, length, seed=0)[0]))
     rows: list[dict[str, Any]] = []
     for length in lengths:
-        (cached, *_), (prefill, *_), (uncached, low, high) = map(spread, zip(*samples[length], strict=True))
-        row = {"tokens": length, "cache_ms": cached, "no_cache_ms": uncached, "low_ms": low, "high_ms": high}
-        rows.append(row | {"predicted_ms": prefill})
-    saved = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
-    growth = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
+        (cached_ms, *_), (prefill_ms, *_), (uncached_ms, low, high) = map(spread, zip(*samples[length], strict=True))
+        row = {"tokens": length, "cache_ms": cached_ms, "no_cache_ms": uncached_ms, "low_ms": low, "high_ms": high}
+        rows.append(row | {"predicted_ms": prefill_ms})
+    saved_share = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
+    time_ratios = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
     steps = lengths[-1] / lengths[0]
     return Study(
         claim="The KV cache saves O(n^2): a token costs the same however long the text is",
         source="introductions to LLM inference, such as Pope et al., arXiv 2211.05102",
         rows=rows,
-        verdict=worst(at_most(growth[0], 1.25, 2.0), at_least(growth[1], steps / 2, 1.5)),
-        number=f"with {steps:g} times the tokens a token takes {growth[0]:.2f} times as long with the cache, and "
-        f"{growth[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved:.0%}",
-        about=lab.about(with_cache),
+        verdict=worst(at_most(time_ratios[0], 1.25, 2.0), at_least(time_ratios[1], steps / 2, 1.5)),
+        number=f"with {steps:g} times the tokens a token takes {time_ratios[0]:.2f} times as long with the cache, and "
+        f"{time_ratios[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved_share:.0%}",
+        about=lab.about(cached_llm),
         x="tokens",
         curves={"without": "no_cache_ms", "without, predicted": "predicted_ms", "with the cache": "cache_ms"},
         x_label="tokens before",
@@ -52,8 +52,8 @@ def run(lab: Lab) -> Study:
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
     """Returns three times in ms: the next token with the cache, the prefill, and the next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
-        cached, *_ = spread([seconds_of(step) for _ in range(5)])
+        cached_s, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:
-        prefill = seconds_of(step)
+        prefill_s = seconds_of(step)
     without.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-    return 1e3 * cached, 1e3 * prefill, 1e3 * seconds_of(without.step)
+    return 1e3 * cached_s, 1e3 * prefill_s, 1e3 * seconds_of(without.step)

@@ -11,47 +11,47 @@ from rooflab.bench.load.data import Data
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.study import StudyOptions
 
-PAGE = 16
+PAGE_TOKENS = 16
 
 
 def run(lab: Lab) -> Study:
     """Counts the sequences that run at once in the same memory, and the share of reserved memory that holds no tokens.
 
-    A contiguous cache reserves the longest context for each sequence.  A paged cache holds the prompt and on average
-    half of the answer, rounded up to whole pages.  The predicted number of sequences is the memory divided by the
-    memory of one sequence.  The study counts only tokens, so that the results are the same on any machine.  On average
-    half a page of each sequence is empty.  The sequences have about the length of ShareGPT's sequences.  With sequences
-    below 200 tokens, a cache with pages of this size always wastes at least 4%."""
+    A contiguous KV cache reserves the longest context for each sequence.  A paged cache holds the prompt and on average
+    half of the answer, rounded up to whole pages.  The predicted number of sequences is the total memory divided by the
+    memory of one sequence.  The study counts only tokens, so the results are the same on any machine.  On average half
+    a page of each sequence is empty.  The lengths of the sequences are near those of the ShareGPT data set.  If
+    sequences have fewer than 200 tokens, a cache with pages of this size always wastes at least 4%."""
     rows: list[dict[str, Any]] = []
-    longest = lab.size(1024, 64)
-    slots = 3 * longest
-    data = Data(input_len=(longest // 8, longest // 2), output_len=(lab.size(8, 2), longest // 32))
-    for contiguous in (True, False):
+    max_context = lab.size(1024, 64)
+    memory_tokens = 3 * max_context
+    request_data = Data(input_len=(max_context // 8, max_context // 2), output_len=(lab.size(8, 2), max_context // 32))
+    for is_contiguous in (True, False):
         llm = lab.llm(
-            max_model_len=longest,
+            max_model_len=max_context,
             max_num_seqs=lab.size(32, 16),
             prefix_caching=False,
-            study=StudyOptions(contiguous_kv=contiguous),
+            study=StudyOptions(contiguous_kv=is_contiguous),
             # The scheduler keeps a page free.  In a contiguous cache that is a whole slot, so there is one more.
-            num_kv_blocks=slots // longest + 1 if contiguous else slots // PAGE,
-            block_size=PAGE,
+            num_kv_blocks=memory_tokens // max_context + 1 if is_contiguous else memory_tokens // PAGE_TOKENS,
+            block_size=PAGE_TOKENS,
         )
-        lengths, at_once, waste = [], list[int](), list[float]()
-        for prompt in islice(data.prompts(3), 18):
+        lengths, running_counts, waste = [], list[int](), list[float]()
+        for prompt in islice(request_data.prompts(3), 18):
             params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
             llm.add_request(list(prompt.content), params)  # type: ignore[arg-type]
             lengths.append((prompt.tokens or 0) + prompt.output_tokens // 2)
         while llm.has_work:
             llm.step()
-            running = llm.scheduler.running
-            held_tokens = sum(len(sequence.block_ids) for sequence in running) * llm.scheduler.blocks.block_size
+            sequences = llm.scheduler.running
+            held_tokens = sum(len(sequence.block_ids) for sequence in sequences) * llm.scheduler.blocks.block_size
             if held_tokens and llm.scheduler.waiting:  # while there is more to run than fits
-                at_once.append(len(running))
-                waste.append(1 - sum(len(sequence) for sequence in running) / held_tokens)
-        holds = sum(-(-length // PAGE) * PAGE for length in lengths) / len(lengths)
-        predicted = slots / (longest if contiguous else holds)
-        row = {"at_once": mean(at_once), "waste": mean(waste), "predicted": predicted, "mean_length": holds}
-        rows.append({"cache": "contiguous" if contiguous else "paged", **row})
+                running_counts.append(len(sequences))
+                waste.append(1 - sum(len(sequence) for sequence in sequences) / held_tokens)
+        mean_held = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in lengths) / len(lengths)
+        predicted = memory_tokens / (max_context if is_contiguous else mean_held)
+        row = {"at_once": mean(running_counts), "waste": mean(waste), "predicted": predicted, "mean_length": mean_held}
+        rows.append({"cache": "contiguous" if is_contiguous else "paged", **row})
     gain = rows[1]["at_once"] / rows[0]["at_once"]
     return Study(
         claim="Paging fits 2 to 4 times as many sequences, and wastes less than 4% of the cache",
@@ -60,8 +60,8 @@ def run(lab: Lab) -> Study:
         verdict=worst(at_least(gain, 2.0, 1.5), at_most(rows[1]["waste"], 0.04, 0.08)),
         number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']:.1f}, {rows[0]['at_once']:.1f}); of "
         f"held pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
-        f"longest context ({longest}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
-        about=f"memory for {slots} tokens, pages of {PAGE}",
+        f"longest context ({max_context}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
+        about=f"memory for {memory_tokens} tokens, pages of {PAGE_TOKENS}",
         x="cache",
         curves={"sequences": "at_once", "sequences, predicted": "predicted"},
         x_label="",

@@ -1,4 +1,4 @@
-"""Measures how much TTFT a shared prefix saves."""
+"""Measures how much TTFT a prefix cache saves if several prompts begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from rooflab.bench.latency.ledger import draw_prompts
 from rooflab.bench.latency.study import Lab, Study, at_least, run_all_s, spread
 from rooflab.engine.llm import LLM, SamplingParams
 
-SUFFIX = 16
+SUFFIX_TOKENS = 16
 """The number of tokens after the prefix."""
 
 
 def run(lab: Lab) -> Study:
     """Measures the TTFT of prompts with a cached prefix, and of prompts without a cached prefix.
 
-    The prediction is the TTFT without the cache, multiplied by the share of tokens that are computed.
-    """
+    With the cache, only the tokens after the prefix are computed.  The predicted TTFT is the TTFT without the cache,
+    multiplied by the share of computed tokens."""
     prefixes = (16, 32) if lab.quick else (64, 128, 256, 448)
     llm = lab.llm(max_model_len=prefixes[-1] + 64, max_num_seqs=4, num_kv_blocks=2048)
     rows: list[dict[str, Any]] = []
     for length in prefixes:
-        prompts = draw_prompts(llm, lab.size(8, 2) + 1, length + SUFFIX, seed=length)
-        shared, samples = prompts[0][:length], dict[str, list[float]](cold=[], warm=[])
+        prompts = draw_prompts(llm, lab.size(8, 2) + 1, length + SUFFIX_TOKENS, seed=length)
+        shared_prefix, samples = prompts[0][:length], dict[str, list[float]](cold=[], warm=[])
         for prompt in prompts:
-            for kind, ids in (("cold", prompt), ("warm", shared + prompt[length:])):
-                samples[kind].append(_ttft_ms(llm, ids))
+            for cache_state, token_ids in (("cold", prompt), ("warm", shared_prefix + prompt[length:])):
+                samples[cache_state].append(_ttft_ms(llm, token_ids))
         # The first prompt puts the prefix into the cache.
         cold, warm = (spread(times[1:]) for times in samples.values())
         row = {"prefix": length, "cold_ms": cold[0], "warm_ms": warm[0], "low_ms": warm[1], "high_ms": warm[2]}
-        rows.append(row | {"predicted_warm_ms": cold[0] * SUFFIX / (length + SUFFIX)})
-    last, skipped = rows[-1], prefixes[-1] / (prefixes[-1] + SUFFIX)
-    saved = 1 - last["warm_ms"] / last["cold_ms"]
+        rows.append(row | {"predicted_warm_ms": cold[0] * SUFFIX_TOKENS / (length + SUFFIX_TOKENS)})
+    last_row, cached_share = rows[-1], prefixes[-1] / (prefixes[-1] + SUFFIX_TOKENS)
+    saving = 1 - last_row["warm_ms"] / last_row["cold_ms"]
     return Study(
         claim="A cached prefix makes the TTFT that of the rest of the prompt",
         source="SGLang (Zheng et al., arXiv 2312.07104)",
         rows=rows,
-        verdict=at_least(saved / skipped, 0.85, 0.5),
-        number=f"with {prefixes[-1]} of {prefixes[-1] + SUFFIX} tokens cached the TTFT falls by {saved:.0%} "
-        f"({skipped:.0%} of the tokens are not computed)",
-        about=f"{lab.about(llm)}, {SUFFIX} tokens behind the prefix",
+        verdict=at_least(saving / cached_share, 0.85, 0.5),
+        number=f"with {prefixes[-1]} of {prefixes[-1] + SUFFIX_TOKENS} tokens cached the TTFT falls by {saving:.0%} "
+        f"({cached_share:.0%} of the tokens are not computed)",
+        about=f"{lab.about(llm)}, {SUFFIX_TOKENS} tokens behind the prefix",
         x="prefix",
         curves={
             "prefix cached": "warm_ms",

@@ -1,4 +1,4 @@
-"""Measures how fewer bits per weight change the bytes, the ITL and the error."""
+"""Measures how the number of bits per weight changes the bytes of the weights, the ITL and the error of the logits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rooflab.bench.latency.ledger import draw_prompts, seconds_of, stepping
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
-BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
+BITS_BY_DTYPE = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 
 def run(lab: Lab) -> Study:
-    """Measures the ITL of one sequence for each weight dtype, and compares logits and greedy text with fp32.  On a GPU
-    the study leaves out int8, because the engine has int8 only on CPUs.
+    """Measures the ITL of one sequence for each weight dtype.  Compares the logits and the greedy text with those of
+    fp32. On a GPU the study omits int8, because the engine supports int8 weights only on CPUs.
 
-    The predicted change of the ITL is the ratio of the weights' bytes, because a decode step reads all weights.  The
-    claim says that the error is small.  The verdict is "holds" if the logits differ by at most 1%, and "holds in part"
-    if they differ by at most 10%."""
+    A decode step reads all weights.  So the predicted change of the ITL is the ratio of the weights' bytes.  The claim
+    says that the error of the logits is small.  For this part, the verdict is "holds" up to an error of 1%, and "holds
+    in part" up to 10%."""
     rows: list[dict[str, Any]] = []
     steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
-    for dtype, bits in BITS.items():
+    for dtype, bits in BITS_BY_DTYPE.items():
         llm = lab.llm(dtype=dtype, max_model_len=256, max_num_seqs=4, num_kv_blocks=128)
         with stepping(llm, "decode", 1, 64, steps) as step:
             itl_ms, low_ms, high_ms = spread([1e3 * seconds_of(step) for _ in range(steps)])
@@ -31,22 +31,22 @@ def run(lab: Lab) -> Study:
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
         text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
-        matches = [a == b for first, other in zip(texts, text, strict=True) for a, b in zip(first, other, strict=True)]
+        matches = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
         error = float((logits - fp32_logits).norm() / fp32_logits.norm())
         row = {"weights": dtype, "bits": bits, "itl_ms": itl_ms, "low_ms": low_ms, "high_ms": high_ms, "error": error}
         rows.append(row | {"same_tokens": sum(matches) / len(matches)})
         if llm.device.type == "cuda" and bits == 16:
             break
-    first, last = rows[0], rows[-1]
+    fp32, last = rows[0], rows[-1]
     for row in rows:
-        row |= {"gain": first["itl_ms"] / row["itl_ms"], "predicted": first["bits"] / row["bits"]}
-        row["predicted_ms"] = first["itl_ms"] / row["predicted"]
+        row |= {"gain": fp32["itl_ms"] / row["itl_ms"], "predicted": fp32["bits"] / row["bits"]}
+        row["predicted_ms"] = fp32["itl_ms"] / row["predicted"]
     return Study(
         claim="Half the bits a weight halve the ITL, at little error",
         source="weight-only quantisation such as Frantar et al., arXiv 2210.17323",
         rows=rows,
         verdict=worst(at_least(last["gain"] / last["predicted"], 0.8, 0.4), at_most(last["error"], 0.01, 0.1)),
-        number=f"{last['weights']} weights take {last['gain']:.2f} times less time than {first['weights']}, "
+        number=f"{last['weights']} weights take {last['gain']:.2f} times less time than {fp32['weights']}, "
         f"{last['predicted']:g} by their bytes; logits differ by {last['error']:.1%}, {last['same_tokens']:.0%} of "
         "greedy tokens are the same",
         about=f"{llm.arch.name} on {llm.device.type}, one sequence of 64 tokens; activations are bf16 with int8",

@@ -1,1 +1,1 @@
-"""Makes pictures for the documentation.  Each picture comes with its numbers and their source."""
+"""Makes pictures for the documentation.  Each picture shows its numbers and their source."""

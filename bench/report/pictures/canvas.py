@@ -1,7 +1,7 @@
-"""Contains functions that all figures of the documentation share, and draws the figure of the bytes at each level of
-memory.
+"""Contains functions that all figures of the documentation share.  Also draws the bytes that kernels move at each
+memory level.
 
-Colour-blind readers can distinguish the colours.  A file changes only if its content changes.
+The figures use colours that colour-blind readers can distinguish.  A file changes only if its content changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from rooflab.bench.core import Environment, Record
-from rooflab.bench.report.pictures.levels import PREFIX
+from rooflab.bench.report.pictures.levels import METRIC_PREFIX
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import three_digits
@@ -40,7 +40,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG atomically, without date and version.  A `$` in a text is not read as the start of a formula."""
+    """Writes a figure as a PNG atomically, without date and version.  A `$` in a text does not start a formula."""
     figure.draw_without_rendering()  # an axis writes its numbers only at this call
     for text in figure.findobj(Text):
         text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten in this mode
@@ -51,13 +51,13 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def where(made: Record | Environment) -> str:
-    """Returns a sentence with the commit at which a record or an environment was made."""
+    """Returns a sentence that names the commit at which a record or an environment was made."""
     dirty_text = " with uncommitted changes" if made.dirty else ""
     return f"Commit {(made.commit or 'unknown')[:10]}{dirty_text}."
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
-    """Adds texts below the panels of a figure.  The lines are wrapped to the width of the figure."""
+    """Adds texts below a figure, and wraps their lines to the width of the figure."""
     lines = [line for text in texts for line in wrap(text, int(NOTE_CHARACTERS_PER_INCH * figure.get_figwidth()))]
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
@@ -87,7 +87,7 @@ UNSEEN_TEXT = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """Holds the bars of one memory level: for each record, the parts of its bar and the text after the bar."""
+    """Holds the bars of one memory level, such as HBM.  Each record has a bar with parts and a text."""
 
     title: str
     parts: Mapping[str, list[float]]
@@ -95,15 +95,17 @@ class Panel(NamedTuple):
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """Returns one panel for each memory level, from HBM to shared memory.  Each record has a bar in each panel."""
+    """Returns a panel of bars for each memory level, from HBM to shared memory.  Each record has one bar per panel."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
-    turns = [[record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records]
+    turns = [
+        [record.metrics.get(f"{METRIC_PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records
+    ]
     if any(turned for _, turned in turns):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for fewest, turned in turns:
-            least_k, lost_k = (fewest or 0.0) / KILO, ((turned or 0.0) - (fewest or 0.0)) / KILO
+        for min_turns, turned in turns:
+            least_k, lost_k = (min_turns or 0.0) / KILO, ((turned or 0.0) - (min_turns or 0.0)) / KILO
             parts["_least"].append(least_k)
             parts["lost to bank conflicts"].append(lost_k)
             conflicts = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
@@ -116,42 +118,45 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
     parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
-        mb = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
+        mb = {
+            name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{METRIC_PREFIX}{level}_")
+        }
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        read_mb, modelled, write_mb, *sectors = (mb.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
-        for lengths, value in zip(parts.values(), (read_mb - modelled, modelled, write_mb), strict=True):
+        mb_in, mb_modelled, mb_out, *mb_in_sectors = (
+            mb.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
+        )
+        for lengths, value in zip(parts.values(), (mb_in - mb_modelled, mb_modelled, mb_out), strict=True):
             lengths.append(value)
-        text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
-        if sum(sectors) > read_mb + write_mb:
-            text += f"; in sectors {three_digits(sum(sectors))}"
+        text = f"{three_digits(mb_in + mb_out)} MB: {three_digits(mb_in)} read, {three_digits(mb_out)} written"
+        if sum(mb_in_sectors) > mb_in + mb_out:
+            text += f"; in sectors {three_digits(sum(mb_in_sectors))}"
         texts.append(text if mb else UNSEEN_TEXT)
     return Panel(title, parts, texts)
 
 
 @with_own_settings
 def draw_levels(records: Sequence[Record], folder: Path) -> Path:
-    """Draws the bytes at each level of memory into `bytes-<op>.png`, and returns its path.  All records must have the
-    same op, case and scheme.
+    """Draws the bytes that kernels move at each memory level as `bytes-<op>.png` in `folder`.  Returns the path.
 
-    Raises `ValueError` if there are no records, or if they have several ops, cases or schemes."""
+    Raises `ValueError` if there are no records, or if the records have several ops, cases or schemes."""
     keys = {(record.op, record.case_id, record.scheme) for record in records}
     if len(keys) != 1:
         raise ValueError(f"records: expected those of one op, case and scheme, got {len(keys)}")
     panels = panels_of(records)
-    first = records[0]
+    first_record = records[0]
     figure = new_figure(FIGURE_WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
-    _title(figure, f"{first.op}: bytes moved at each level of memory, no kernel timed")
+    _title(figure, f"{first_record.op}: bytes moved at each level of memory, no kernel timed")
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
-    least_mb = (first.least_bytes or 0.0) / MEGA
+    least_mb = (first_record.least_bytes or 0.0) / MEGA
     rows[0].axvline(least_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     legends = [axes.get_legend_handles_labels() for axes in rows]
-    handle_of = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
-    rows[1].legend(handle_of.values(), handle_of, fontsize=8.5, loc="lower right", frameon=False)
-    about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
-    note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
-    return save(figure, folder / f"bytes-{first.op}.png")
+    by_label = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
+    rows[1].legend(by_label.values(), by_label, fontsize=8.5, loc="lower right", frameon=False)
+    about_case = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
+    note(figure, [about_case, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
+    return save(figure, folder / f"bytes-{first_record.op}.png")
 
 
 def _title(figure: Figure, text: str) -> None:

@@ -1,11 +1,11 @@
-"""Computes the bytes that kernels move at each level of memory on one case, as records.  `canvas.py` draws these
-records.
+"""Computes the bytes that kernels move at each memory level on one case.  The results are records, which `canvas.py`
+draws.
 
 The emulator counts the bytes of compiled kernels.  For a naive kernel, the bytes are computed from the operands of its
-torch calls (`kernels/traffic.py`).  Both assume that L2 is empty at the start of each call or launch.  An elementwise
-call requests each operand from L2 once per result, even if a broadcast repeats the operand.  A matrix product requests
-the rows and columns of a tile once per tile.  Its tiles of 128 by 128 results are a model, because torch's library
-chooses the real tiles.
+torch calls (`kernels/traffic.py`).  Both methods assume that L2 is empty at the start of each call or launch.  An
+elementwise call reads each operand from L2 once per result element, even if a broadcast repeats the operand.  A matrix
+product reads the rows and columns of a tile once per tile.  The tiles of 128 x 128 results are an assumption, because
+torch's library chooses the real tiles.
 """
 
 from __future__ import annotations
@@ -29,67 +29,68 @@ from rooflab.kernels.traffic import TorchCall, calls_of, held
 from rooflab.reference.spec import Case, Scheme
 
 PRODUCT_TILE = 128
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+PRODUCT_CALLS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def bytes_of(call: TorchCall) -> dict[str, int]:
-    """Returns the bytes of a torch call by metric name without prefix.  `l2_modelled_bytes` come from a model."""
+    """Returns the bytes of a torch call at each memory level.  Those in `l2_modelled_bytes` assume a tile size."""
     size = max(item.numel() for item in call.written)
-    if modelled := call.name in PRODUCTS:
-        (*_, rows, columns), repeats = call.written[0].shape, math.prod(call.written[0].shape[:-2])
+    if is_product := call.name in PRODUCT_CALLS:
+        (*_, rows, columns), batch_size = call.written[0].shape, math.prod(call.written[0].shape[:-2])
         tile_columns, tile_rows = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
         a, b = call.read[-2:]
-        inner = a.shape[-1]
-        requested = repeats * inner * (rows * tile_columns * a.itemsize + columns * tile_rows * b.itemsize)
-        requested += sum(item.nbytes for item in call.read[:-2])
+        inner_size = a.shape[-1]
+        l2_bytes = batch_size * inner_size * (rows * tile_columns * a.itemsize + columns * tile_rows * b.itemsize)
+        l2_bytes += sum(item.nbytes for item in call.read[:-2])
     else:
-        requested = sum(
+        l2_bytes = sum(
             item.itemsize * (max(item.numel(), size) if call.elementwise else item.numel()) for item in call.read
         )
     return {
         "hbm_read_bytes": sum(map(_sectors, call.read)),
         "hbm_write_bytes": sum(map(_sectors, call.written)),
-        "l2_read_bytes": requested,
+        "l2_read_bytes": l2_bytes,
         "l2_write_bytes": sum(item.nbytes for item in call.written),
-        "l2_modelled_bytes": requested if modelled else 0,
+        "l2_modelled_bytes": l2_bytes if is_product else 0,
     }
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """Returns the bytes of the distinct elements of `x` in memory, rounded up to whole sectors."""
+    """Returns the bytes of the distinct elements of tensor `x` in memory, rounded up to whole memory sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
-PREFIX = "moved_"
+METRIC_PREFIX = "moved_"
 """The prefix of the metrics: `moved_hbm_read_bytes` and so on."""
 META = torch.device("meta")
 
 
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
-    """Counts the moved bytes of each kernel on one case.  Returns one record for each kernel, in the order of
-    `kernels`.
+    """Counts the bytes that each kernel moves on one case.  Returns one record per kernel, in the order of `kernels`.
 
     Raises `ValueError` on an unknown name, and on a kernel that rejects the case or gives wrong results on it.  Also
-    raises `ValueError` on a kernel that is not naive and has no compiled code."""
+    raises `ValueError` on a kernel without compiled code that is not naive."""
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
-    (target,) = choose_cases(spec, [case], dtypes)
+    (shape,) = choose_cases(spec, [case], dtypes)
     environment, run_id = Environment.now(), f"bytes-{RunWriter(Path()).run_id}"
     records = []
     for kernel, _ in choose_kernels(op, kernels):
-        inputs = spec.make_inputs(target, dtypes, META, seed)
+        inputs = spec.make_inputs(shape, dtypes, META, seed)
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        record = environment.record("check", kernel, target, dtypes.name, run_id)
-        record = _emulated(record, kernel, target, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
-        config = kernel.tuning.heuristic(target, dtypes) if kernel.tuning is not None else None
+        record = environment.record("check", kernel, shape, dtypes.name, run_id)
+        record = _emulated(record, kernel, shape, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
+        config = kernel.tuning.heuristic(shape, dtypes) if kernel.tuning is not None else None
         record = replace(
             record,
             config=None if config is None else asdict(config),
             device="cpu",
             seed=seed,
-            traffic_bytes=sum(record.metrics[f"{PREFIX}hbm_{way}_bytes"] for way in ("read", "write")),
+            traffic_bytes=sum(
+                record.metrics[f"{METRIC_PREFIX}hbm_{direction}_bytes"] for direction in ("read", "write")
+            ),
             least_bytes=spec.cost_of(inputs).bytes,
         )
         records.append(record)
@@ -97,35 +98,35 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
 
 
 def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> Record:
-    answer = emulated_calls.call(KernelCase(kernel.op, kernel.name, case, scheme), seed, races=False).answer
-    launches = answer["launches"]
-    if answer["status"] != "OK" or not launches:
-        raise ValueError(f"kernel: {kernel.id} at {case.id}: {answer['status']}: {answer['reason']}")
+    call_result = emulated_calls.call(KernelCase(kernel.op, kernel.name, case, scheme), seed, races=False).answer
+    launches = call_result["launches"]
+    if call_result["status"] != "OK" or not launches:
+        raise ValueError(f"kernel: {kernel.id} at {case.id}: {call_result['status']}: {call_result['reason']}")
     metrics = levels([launch["bytes"] for launch in launches])
     for name in ("shared_wavefronts", "shared_wavefronts_least"):
-        metrics[f"{PREFIX}{name}"] = float(sum(launch[name] for launch in launches))
+        metrics[f"{METRIC_PREFIX}{name}"] = float(sum(launch[name] for launch in launches))
     return replace(
         record,
-        reason=answer["reason"],
-        checked_by="emulator" if answer["errors"] else "none",
-        errors=tuple(answer["errors"]),
+        reason=call_result["reason"],
+        checked_by="emulator" if call_result["errors"] else "none",
+        errors=tuple(call_result["errors"]),
         metrics={**metrics, "launches": float(len(launches))},
         traffic_basis="counted",
     )
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Returns the bytes at each level of memory, summed over launches.  Each launch has the fields of
+    """Returns the bytes at each memory level, summed over all launches in `moved`.  A launch has the fields of
     `emulator.results.Bytes`.
 
-    The bytes between L2 and the SMs come from loads and stores of lanes, from copies, and from atomics.  Atomics also
-    read the values that they change.  Stores, `cp.async` and TMA write to shared memory.  Loads, TMA and the operands
-    of wgmma read from it."""
+    The bytes between L2 and the SMs come from loads and stores of threads, from asynchronous copies, and from atomics.
+    Atomics also read the values that they change.  Stores, `cp.async` and TMA write to shared memory.  Loads, TMA and
+    the operands of wgmma read from shared memory."""
 
     def total(*names: str) -> float:
         return float(sum(launch[name] for launch in moved for name in names))
 
-    parts = {
+    level_bytes = {
         "hbm_read_bytes": total("hbm_read"),
         "hbm_write_bytes": total("hbm_write"),
         "l2_read_bytes": total("global_read", "copy_read", "atomic"),
@@ -135,7 +136,7 @@ def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
         "shared_read_bytes": total("shared_read", "shared_matrix", "tma_store"),
         "shared_write_bytes": total("shared_write", "tma_load"),
     }
-    return {f"{PREFIX}{name}": value for name, value in parts.items()}
+    return {f"{METRIC_PREFIX}{name}": value for name, value in level_bytes.items()}
 
 
 def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:
@@ -144,7 +145,9 @@ def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:
             f"kernel: expected a naive one, whose calls of torch are kernels each, or compiled code, got {kernel.id}"
         )
     calls = [bytes_of(call) for call in calls_of(lambda: kernel(**inputs))]
-    metrics = {f"{PREFIX}{name}": float(sum(call[name] for call in calls)) for name in (calls[0] if calls else ())}
+    metrics = {
+        f"{METRIC_PREFIX}{name}": float(sum(call[name] for call in calls)) for name in (calls[0] if calls else ())
+    }
     return replace(
         record,
         reason="the operands of torch's calls, on meta tensors; nothing was computed",

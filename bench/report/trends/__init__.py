@@ -1,1 +1,1 @@
-"""Shows committed records over time.  Each kernel, case, scheme and machine has one trend, with the steps in it."""
+"""Shows how kernel times changed over commits.  Each kernel, case, scheme and machine has one trend."""

@@ -1,6 +1,6 @@
-"""Makes the points of trends from records, and finds the order of their commits.
+"""Makes the points of trends from records, and orders them by their commits.
 
-A point is the time of a kernel in one run.  Records that cannot become a point are counted by reason.
+A point is the time of a kernel in one run.  Records that cannot become a point are counted for each reason.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rooflab.bench.base.git import git
 from rooflab.bench.core import Record, read
 from rooflab.bench.report.sources import find_files, grouped
 
-KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
+KEY_FIELDS = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """The fields that all points of a trend share: the work, the hardware, the driver and clocks, and the method."""
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
 """The fields that may change within a trend, which shows the change as a mark."""
-IMPORTED = "imported: "
+IMPORTED_PREFIX = "imported: "
 """The prefix of `timer` in a record from another tool's file."""
 
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Selects the records of a trend table.  An empty field selects all records."""
+    """Selects the records for a trend table.  An empty field of the filter selects all records."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -51,7 +51,7 @@ class RecordFilter:
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """Holds the time of one kernel in one run."""
+    """Holds one point of a trend: the time of one kernel in one run."""
 
     record: Record
     """The first record of the point's measurements."""
@@ -61,14 +61,14 @@ class TrendPoint:
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
-        """Returns the values of the fields in `CIRCUMSTANCES` for this record."""
+        """Returns the values that may change within a trend, such as torch's version (see `CIRCUMSTANCES`)."""
         environment = self.record.environment
         return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
 
 
 @dataclass(frozen=True)
 class Points:
-    """Holds the points that were read from files, and the number of records without a point."""
+    """Holds the trend points from all files, and counts the records that gave no point."""
 
     points: Sequence[TrendPoint]
     left_out: Mapping[str, int]
@@ -77,94 +77,94 @@ class Points:
 
 
 def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Points:
-    """Reads the points of all records in `paths`, which are files, or folders with files at any depth.
+    """Reads trend points from the records in `paths`, which are files, or folders at any depth.
 
-    Raises `ValueError` on a missing path, on a file that is not a file of records, and if no record is selected."""
+    Raises `ValueError` on a missing path, on a file without records, and if the filter selects no record."""
     chosen = chosen or RecordFilter()
     files = find_files(paths)
     file_records = [(file, record) for file in files for record in read(file)]
-    selected = [(file, record) for file, record in file_records if chosen.takes(record)]
-    if file_records and not selected:
+    selected_records = [(file, record) for file, record in file_records if chosen.takes(record)]
+    if file_records and not selected_records:
         ops = sorted({str(record.op) for _, record in file_records if record.op})
         raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
-    left_out = Counter(reason for _, record in selected if (reason := why_not(record)))
-    points = points_of((record, file.name) for file, record in selected if not why_not(record))
-    return Points(points, dict(left_out.most_common()), len(files))
+    omitted_counts = Counter(reason for _, record in selected_records if (reason := why_not(record)))
+    points = points_of((record, file.name) for file, record in selected_records if not why_not(record))
+    return Points(points, dict(omitted_counts.most_common()), len(files))
 
 
 def why_not(record: Record) -> str:
-    """Returns the reason why a record cannot be a point of a trend.  The text is empty if the record is a point."""
+    """Returns why a record cannot be a point of a trend.  The text is empty if the record can be a point."""
     if record.kind != "bench":
         return f"of kind {record.kind}"
     if record.status != "OK":
         return record.status
     if "pair" in record.metrics:
         return "one process of an A/B"
-    latency = record.latency_median_ms
-    if latency is None or record.basis != "measured":
+    median_ms = record.latency_median_ms
+    if median_ms is None or record.basis != "measured":
         return "not measured"
-    return "" if math.isfinite(latency) and latency > 0 else "its latency is no time"
+    return "" if math.isfinite(median_ms) and median_ms > 0 else "its latency is no time"
 
 
 def key_of(record: Record) -> tuple[str, ...]:
-    """Returns the values of the fields in `KEY` for this record."""
+    """Returns the values that all points of one trend share, such as op, kernel, case and machine (`KEY_FIELDS`)."""
     machine = str(record.environment.get("machine_key") or "unknown")
     names = (record.op, record.kernel, record.case_id, record.scheme)
     return (*(name or "" for name in names), machine, setting(record), record.method)
 
 
 def config_of(record: Record) -> str | None:
-    """Returns the kernel's config as JSON text, or None if the record has no config."""
+    """Returns the kernel's tuning config as JSON text, or None if the record has no config."""
     return None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
 
 
 def setting(record: Record) -> str:
-    """Returns the machine settings that affect speed: driver and clocks on a GPU, threads on a CPU."""
+    """Returns a text with the machine settings that affect speed: driver and clocks on a GPU, threads on a CPU."""
     environment = record.environment
     gpu = environment.get("gpu") or {}
     if record.device == "cuda" or (record.device is None and gpu):
-        locked = (record.clocks or {}).get("locked_sm_clock_mhz")
-        clocks = "clocks free" if locked is None else f"clocks locked at {locked:g} MHz"
-        return f"driver {gpu.get('driver') or 'unknown'}, {clocks}"
+        locked_mhz = (record.clocks or {}).get("locked_sm_clock_mhz")
+        clocks_text = "clocks free" if locked_mhz is None else f"clocks locked at {locked_mhz:g} MHz"
+        return f"driver {gpu.get('driver') or 'unknown'}, {clocks_text}"
     threads = environment.get("threads")
     return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """Makes a point for each run.  `records` has pairs of a record and its file.  If a run timed several configs, its
-    point is the fastest config.
+    """Makes a trend point for each run.  `records` has pairs of a record and its file.  If a run timed several configs,
+    the point is the time of the fastest config.
 
-    A file of another tool may contain many runs.  Their records differ only in their timestamps."""
+    A file from another tool may contain many runs.  Only the timestamps of their records then tell these runs apart."""
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
         record = pair[0]
-        return key_of(record), record.run_id, record.method.startswith(IMPORTED) and record.timestamp
+        return key_of(record), record.run_id, record.method.startswith(IMPORTED_PREFIX) and record.timestamp
 
-    runs = grouped(records, run).values()
-    configs = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in runs)
-    return [min(map(_point, measurements), key=lambda point: point.latency_ms) for measurements in configs]
+    records_by_run = grouped(records, run).values()
+    configs = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in records_by_run)
+    return [min(map(_point, config_records), key=lambda point: point.latency_ms) for config_records in configs]
 
 
 def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
-    first, file = min(measured, key=lambda pair: pair[0].timestamp)
-    return TrendPoint(first, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
+    first_record, file = min(measured, key=lambda pair: pair[0].timestamp)
+    return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
 
 
 def repository(folder: Path | None = None) -> Path | None:
-    """Returns the git checkout of `folder`, or else of the running program.  Returns None without a checkout."""
-    for candidate in (folder or Path.cwd(), Path(__file__).parent):
+    """Returns the git checkout that contains `folder`, or else the one of the running program, or None."""
+    for candidate_folder in (folder or Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
-            return Path(git(candidate, "rev-parse", "--show-toplevel"))
+            return Path(git(candidate_folder, "rev-parse", "--show-toplevel"))
     return None
 
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
-    """Returns the index of each known commit in the history at `root`.  Parents come before children."""
+    """Returns the position of each known commit in the git history of `root`.  A parent comes before its children."""
     hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not hashes:
         return {}
     arguments, rev_list = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
         rev_list = git(root, *arguments, stdin="\n".join(hashes))
-    index_of = {commit: index for index, commit in enumerate(rev_list.split())}
-    return {commit: index_of[commit] for commit in hashes if commit in index_of}
+    index_by_commit = {commit: index for index, commit in enumerate(rev_list.split())}
+    return {commit: index_by_commit[commit] for commit in hashes if commit in index_by_commit}

@@ -1,4 +1,4 @@
-"""Computes trends: a kernel's times in order, the steps between levels, and the state of the last time."""
+"""Computes trends of kernel times: the times in order, the steps between levels, and the state of the newest time."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any, Literal
 import numpy as np
 
 from rooflab.bench.report.sources import grouped
-from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, TrendPoint, key_of
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY_FIELDS, Points, TrendPoint, key_of
 
-LEAST_NOISE = 1e-3
+MIN_NOISE = 1e-3
 """The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
 """For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
-LAST = 20
+COMPARED_POINTS = 20
 """The number of points before a new point, on the same level, with which the new point is compared."""
-THRESHOLD = 0.02
+CHANGE_THRESHOLD = 0.02
 """The smallest relative change that counts, as in an A/B."""
-LEAST_HISTORY = 5
+MIN_HISTORY = 5
 """The smallest number of points for a comparison."""
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
-    """Returns the index of the first point after each change of level.  `logs` are natural logarithms of times in
-    order.
+    """Finds the points at which the level of the times changes.  `logs` are natural logarithms of the times in order.
+    Returns the index of the first point of each new level.
 
     The function tries all partitions into pieces of 2 points or more, and takes the cheapest partition.  The cost of a
     piece is the sum of |x - median| over the piece, in standard deviations of the noise.  So one slow run hardly raises
-    the cost. A step costs 4 + 1.5 ln n for n points.  In simulations this price finds a false step in at most 1% of
-    normal series of 5 to 100 points.  If every tenth run is 8 deviations slow, it finds a false step in 2% of series.
-    With 3 points after a step of 5 deviations, it finds the step in over 75% of series.  With 5 points it finds the
-    step in 98% (checked by `tests/report/test_history.py`).
+    the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations this price finds a false step
+    in at most 1% of normal series of 5 to 100 points.  If every tenth run is 8 deviations slow, it finds a false step
+    in 2% of series.  With 3 points after a step of 5 deviations, it finds the step in over 75% of series.  With 5
+    points it finds the step in 98% (checked by `tests/report/test_history.py`).
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -46,23 +46,23 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     if len(logs) < 4:
         return []
     # A few steps raise the mean difference of neighbours only a little.
-    x = np.asarray(logs, float) / max(LEAST_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
-    price = 4.0 + 1.5 * math.log(len(x))
-    best: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
+    x = np.asarray(logs, float) / max(MIN_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
+    step_cost = 4.0 + 1.5 * math.log(len(x))
+    best_partitions: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
     """By number n of points: the least cost of the first n points, and the indices at which their pieces begin."""
     for end in range(2, len(x) + 1):
-        ways = (
-            (best[start][0] + price + float(np.abs(x[start:end] - np.median(x[start:end])).sum()), start)
+        partition_costs = (
+            (best_partitions[start][0] + step_cost + float(np.abs(x[start:end] - np.median(x[start:end])).sum()), start)
             for start in range(end - 1)
         )
-        cost, start = min(ways)
-        best.append((cost, [*best[start][1], start]))
-    return best[-1][1][1:]
+        cost, start = min(partition_costs)
+        best_partitions.append((cost, [*best_partitions[start][1], start]))
+    return best_partitions[-1][1][1:]
 
 
 @dataclass(frozen=True)
 class LevelStep:
-    """Describes a change of the time level in a trend."""
+    """Describes a step in a trend: a lasting change of the time."""
 
     point: int
     """The index of the first point after the step."""
@@ -78,7 +78,7 @@ class LevelStep:
 
 @dataclass(frozen=True)
 class Trend:
-    """Holds the times of one kernel, case and machine in order."""
+    """Holds the times of one kernel on one case and machine, in order."""
 
     key: Mapping[str, str]
     points: Sequence[TrendPoint]
@@ -94,19 +94,19 @@ class Trend:
 
     @property
     def levels(self) -> list[tuple[int, int, float]]:
-        """Returns start index, end index and median in ms of each level.  A step or a mark begins a level."""
-        edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
-        latency = [point.latency_ms for point in self.points]
-        return [(a, b, float(np.median(latency[a:b]))) for a, b in pairwise(edges)]
+        """Returns start index, end index and median ms of each level.  A step or a software change begins a level."""
+        level_edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
+        latencies_ms = [point.latency_ms for point in self.points]
+        return [(a, b, float(np.median(latencies_ms[a:b]))) for a, b in pairwise(level_edges)]
 
     @property
     def name(self) -> str:
-        """Returns the op, kernel, case and scheme of the trend."""
+        """Returns a text with the op, kernel, case and scheme of the trend."""
         return "{op}/{kernel} {case} {scheme}".format(**self.key).rstrip()
 
     def row(self) -> dict[str, Any]:
         """Returns the trend as one row of a table."""
-        last = self.steps[-1] if self.steps else None
+        last_step = self.steps[-1] if self.steps else None
         return {
             **self.key,
             "points": len(self.points),
@@ -116,33 +116,36 @@ class Trend:
             "latest": label(self.points[-1], self.by_commit),
             "z": self.z,
             "state": self.state,
-            "last_step": None if last is None else last.effect,
-            "step_at": None if last is None else last.after,
+            "last_step": None if last_step is None else last_step.effect,
+            "step_at": None if last_step is None else last_step.after,
         }
 
     def next(self, step: LevelStep) -> str:
-        """Returns a command that compares both sides of a slowdown, or an empty text if no command can."""
-        committed = self.by_commit and "+" not in step.before + step.after and step.before != step.after
-        if step.effect < 0 or step.cause or not committed:
+        """Returns a command that compares the commits before and after a slowdown, or an empty text."""
+        has_commits = self.by_commit and "+" not in step.before + step.after and step.before != step.after
+        if step.effect < 0 or step.cause or not has_commits:
             return ""
-        scheme = f" --scheme {self.key['scheme']}" if self.key["scheme"] else ""
+        scheme_option = f" --scheme {self.key['scheme']}" if self.key["scheme"] else ""
         name = f"{self.key['op']} --kernel {self.key['kernel']}"
-        return f"rooflab ab {name} --base {step.before} --head {step.after} --case {self.key['case']}{scheme}"
+        return f"rooflab ab {name} --base {step.before} --head {step.after} --case {self.key['case']}{scheme_option}"
 
 
 def find_trends(
-    points: Iterable[TrendPoint], places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
+    points: Iterable[TrendPoint],
+    places: Mapping[str, int],
+    last: int = COMPARED_POINTS,
+    threshold: float = CHANGE_THRESHOLD,
 ) -> list[Trend]:
-    """Returns one trend for each kernel, case and machine, sorted by key.  `places` has the index of each known commit
-    in the history.
+    """Returns one trend for each kernel, case and machine, sorted by key.  `places` gives the position of each known
+    commit in the git history.
 
     Raises `ValueError` if `threshold` is below 0, or if `last` is too small for a comparison."""
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
-    if last < LEAST_HISTORY:
-        raise ValueError(f"last: expected at least {LEAST_HISTORY} points, got {last}")
+    if last < MIN_HISTORY:
+        raise ValueError(f"last: expected at least {MIN_HISTORY} points, got {last}")
     keys = sorted(grouped(points, lambda point: key_of(point.record)).items(), key=lambda item: item[0])
-    return [_trend(dict(zip(KEY, key, strict=True)), group, places, last, threshold) for key, group in keys]
+    return [_trend(dict(zip(KEY_FIELDS, key, strict=True)), group, places, last, threshold) for key, group in keys]
 
 
 def _trend(
@@ -156,60 +159,61 @@ def _trend(
     sorted_points = sorted(points, key=place)
     logs, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
     names = [label(point, by_commit) for point in sorted_points]
-    edges = [0, *find_steps(logs.tolist()), len(logs)]
+    level_edges = [0, *find_steps(logs.tolist()), len(logs)]
     steps = []
-    for level_begin, index, end in zip(edges[:-2], edges[1:-1], edges[2:], strict=True):
+    for level_begin, index, end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
         effect = math.expm1(float(np.median(logs[index:end]) - np.median(logs[level_begin:index])))
         steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
-    z, unusual = _judge(logs, max(index for index in (0, *marks, *edges[:-1]) if index < len(logs)), last, limit)
+    z, outlier = _judge(logs, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(logs)), last, limit)
     state: State = "SHORT" if z is None else "STEADY"
     if steps and len(logs) - steps[-1].point <= last and abs(steps[-1].effect) > limit:
         state = "SLOWER" if steps[-1].effect > 0 else "FASTER"
-    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if unusual else state)
+    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if outlier else state)
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """Returns a text for each point at which other software or the config changed since the point before."""
+    """Returns a text for each point at which other software or the config differs from the previous point."""
     marks = {}
     for index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
-        changes = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
-        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
+        changed_values = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
+        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in changed_values if old != new)
     return {index: text for index, text in marks.items() if text}
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
     """Returns the robust z-score of the last point, and whether the point is unusual.  The point is compared with
-    earlier points of its level, which begins at `begin`.
+    earlier points of its level, which begins at the index `begin`.
 
     A point is unusual if its z-score is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).
-    The spread of a short history is uncertain.  So its limit is wider: about 0.5% of normal points lie beyond it."""
+    The spread of a short history is uncertain.  So the limit is then larger: about 0.5% of normal points lie beyond it.
+    """
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
-    if len(earlier_logs) < LEAST_HISTORY:
+    if len(earlier_logs) < MIN_HISTORY:
         return None, False
-    middle = float(np.median(earlier_logs))
-    z = (value - middle) / max(LEAST_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - middle))))
-    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - middle)) > limit
+    median_log = float(np.median(earlier_logs))
+    z = (value - median_log) / max(MIN_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - median_log))))
+    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - median_log)) > limit
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
-    """Returns the name of a point: its commit, with a + if the checkout had changes, or else its time."""
-    commit, (day, _, clock) = point.record.commit, point.record.timestamp.partition("T")
+    """Returns the name of a point: its commit, or else its time.  A + after the commit means uncommitted changes."""
+    commit, (date, _, clock) = point.record.commit, point.record.timestamp.partition("T")
     if not commit:
-        return f"{day} {clock[:5]}"
+        return f"{date} {clock[:5]}"
     name = commit[:10] + ("+" if point.record.dirty else "")
-    return name if by_commit else f"{name} {day}"
+    return name if by_commit else f"{name} {date}"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draws the last values as block characters on a log scale of at least a factor 1.1, so noise looks flat."""
+    """Draws the newest values as block characters.  The scale covers at least a factor of 1.1, so noise looks flat."""
     logs = [math.log(value) for value in values[-SPARK_POINTS:]]
     low, high = min(logs), max(logs)
-    middle, height = (low + high) / 2, max(high - low, math.log(1.1))
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(((log - middle) / height + 0.5) * len(_BLOCKS)))] for log in logs)
+    middle_log, height = (low + high) / 2, max(high - low, math.log(1.1))
+    return "".join(_BARS[min(len(_BARS) - 1, int(((log - middle_log) / height + 0.5) * len(_BARS)))] for log in logs)
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
-    """Returns the points and all trends as JSON values."""
+    """Returns all trends and the counts of their points as JSON values."""
     return {
         "files": points.files,
         "points": len(points.points),
@@ -228,7 +232,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
 
 
 def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
-    """Returns the sentences below the table: steps, unusual points, the order of points, and omitted records."""
+    """Returns the sentences below the table of trends: steps, unusual points and omitted records."""
     lines = []
     for trend in trends:
         for step in trend.steps:
@@ -238,13 +242,13 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
                 lines.append(f"  {trend.next(step)}")
         if trend.state == "SUSPECT":
             lines.append(f"{trend.name}: the last point is unusual (z = {trend.z:+.1f}); a second one will tell")
-    by_time = sum(not trend.by_commit for trend in trends)
-    if by_time:
-        lines.append(f"{by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
-    marks = Counter(text for trend in trends for text in trend.marks.values())
-    lines += [f"marked in {count} trends: {text}" for text, count in marks.most_common()]
+    num_by_time = sum(not trend.by_commit for trend in trends)
+    if num_by_time:
+        lines.append(f"{num_by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
+    mark_counts = Counter(text for trend in trends for text in trend.marks.values())
+    lines += [f"marked in {count} trends: {text}" for text, count in mark_counts.most_common()]
     lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
     if points.left_out:
-        counted = ", ".join(f"{count} {reason}" for reason, count in points.left_out.items())
-        lines.append(f"not in a trend: {counted}")
+        omitted_text = ", ".join(f"{count} {reason}" for reason, count in points.left_out.items())
+        lines.append(f"not in a trend: {omitted_text}")
     return lines

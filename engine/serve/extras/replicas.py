@@ -29,7 +29,7 @@ from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.server import SLOW_READER_S, bound, hosts_of, service_of, url_of
 
-NAME = "rooflab"
+APPLICATION_NAME = "rooflab"
 REFUSED_AT_ONCE = 16
 """The most requests above the limit that one replica may hold while it refuses them."""
 HEALTH_S = 2.0
@@ -67,7 +67,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises as `Engine.check` does.  Ray calls this every `HEALTH_S` s, and replaces a replica that raises."""
+        """Raises as `Engine.check` does.  Ray calls this every `HEALTH_S` seconds and replaces a failed replica."""
         self._engine.check()
 
 
@@ -91,12 +91,12 @@ def serve_replicas(
     limits, batch_size = limits or Limits(), int(options["max_num_seqs"])
     threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
     on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
-    number: dict[str, Any] = {"num_replicas": replicas.count}
+    replica_options: dict[str, Any] = {"num_replicas": replicas.count}
     if replicas.most is not None:
-        number = {"autoscaling_config": AutoscalingConfig(
+        replica_options = {"autoscaling_config": AutoscalingConfig(
             min_replicas=replicas.count, max_replicas=replicas.most, target_ongoing_requests=batch_size
         )}  # fmt: skip
-    deployment = serve.deployment(Replica, **number).options(
+    deployment = serve.deployment(Replica, **replica_options).options(
         name="engine",
         ray_actor_options={"num_gpus": 1} if on_gpu else {"num_cpus": threads},
         # What is above the limit must reach the replica, which answers 429: Ray's proxy would keep it, without a limit.
@@ -109,28 +109,28 @@ def serve_replicas(
     # By default Ray gives its proxy 5 s to start, on a busy machine too few, and kills it.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     with _cluster(replicas.cluster, threads * (replicas.most or replicas.count)):
-        stop = Event()
+        stop_event = Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, lambda *_: stop.set())
+            signal.signal(signum, lambda *_: stop_event.set())
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(http_options=HTTPOptions(
             host=host, port=port, keep_alive_timeout_s=limits.keep_alive_s,
             request_timeout_s=limits.timeout_s + SLOW_READER_S,  # of a request whose body never ends, too
         ))  # fmt: skip
         try:
-            serve.run(deployment.bind(options, name, limits, threads, host), name=NAME)
+            serve.run(deployment.bind(options, name, limits, threads, host), name=APPLICATION_NAME)
             say(f"{url_of(host, port)} answers; SIGTERM or Ctrl-C ends it")
-            stop.wait()
+            stop_event.wait()
         except RuntimeError as error:
             raise ValueError(f"replicas: no replica started: {_reason(error)}") from error
         finally:
-            serve.delete(NAME)  # waits for the answers under way; what else runs on the cluster stays
+            serve.delete(APPLICATION_NAME)  # waits for the answers under way; what else runs on the cluster stays
 
 
 def _reason(error: RuntimeError) -> str:
     """Returns the reason of a failed deployment: the last line of the replica's traceback, or else Ray's message."""
-    state = serve.status().applications.get(NAME)
-    messages = [deployment.message for deployment in state.deployments.values()] if state else []
+    app_status = serve.status().applications.get(APPLICATION_NAME)
+    messages = [deployment.message for deployment in app_status.deployments.values()] if app_status else []
     lines = "\n".join(messages).splitlines()
     reasons = [line for line in lines if re.match(r"\w*Error: ", line)]
     return reasons[-1].partition(": ")[2] if reasons else str(error)

@@ -34,29 +34,29 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
         return offset_ns + int(seconds * 1e9)
 
     def ended(call: Call) -> None:
-        times = [answer_times for answer_times in call.token_times_s if answer_times]
+        token_times_s = [answer_times for answer_times in call.token_times_s if answer_times]
         now_s = time.perf_counter()
-        first = min((answer_times[0] for answer_times in times), default=None)
-        last = max((answer_times[-1] for answer_times in times), default=now_s) if call.ended else now_s
-        parent = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
+        first_token_s = min((answer_times[0] for answer_times in token_times_s), default=None)
+        last_token_s = max((answer_times[-1] for answer_times in token_times_s), default=now_s) if call.ended else now_s
+        parent_span = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": model,
             "gen_ai.request.max_tokens": call.params.max_tokens,
             "gen_ai.usage.input_tokens": call.prompt_tokens,
-            "gen_ai.usage.output_tokens": sum(map(len, times)),
+            "gen_ai.usage.output_tokens": sum(map(len, token_times_s)),
             "gen_ai.response.finish_reasons": [str(reason) for reason in call.finish_reasons.values()] or ["abort"],
         }
         if call.params.temperature is not None:
             attributes["gen_ai.request.temperature"] = call.params.temperature
-        span = tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=at(call.arrival_s))
+        span = tracer.start_span("llm_request", parent_span, SpanKind.SERVER, attributes, start_time=at(call.arrival_s))
         if not call.ended:
             span.set_status(StatusCode.ERROR, "dropped before its end")
-        context = set_span_in_context(span)
-        marks = (call.arrival_s, call.started_s, first, last)
-        for name, start, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
+        span_scope = set_span_in_context(span)
+        phase_times_s = (call.arrival_s, call.started_s, first_token_s, last_token_s)
+        for name, start, end in zip(("queue", "prefill", "decode"), phase_times_s, phase_times_s[1:], strict=False):
             if start is not None:
-                tracer.start_span(name, context, start_time=at(start)).end(at(last if end is None else end))
-        span.end(at(last))
+                tracer.start_span(name, span_scope, start_time=at(start)).end(at(last_token_s if end is None else end))
+        span.end(at(last_token_s))
 
     return ended, provider.shutdown
