@@ -33,7 +33,7 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """Holds one call of a C++ function."""
 
     kernel: str
@@ -48,10 +48,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.buffers: list[Tensor] = []
-        self.launches: list[Launch] = []
+        self.launches: list[RecordedLaunch] = []
 
     def __enter__(self) -> _Recorder:
-        _native.note_launch = lambda *launch: self.launches.append(Launch(_kernel_of_call(), *launch))
+        _native.note_launch = lambda *launch: self.launches.append(RecordedLaunch(_kernel_of_call(), *launch))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
@@ -115,7 +115,7 @@ def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
 class Recording:
     """Holds the launches of a recorded function, and repeats them on the same tensors."""
 
-    def __init__(self, launches: Sequence[Launch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
+    def __init__(self, launches: Sequence[RecordedLaunch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
         """Takes the recorded launches, and `moved`, which maps a recorded address to the address that replaces it.  The
         new addresses lie in `memory` and `out`."""
         self.kernels = [launch.kernel for launch in launches]

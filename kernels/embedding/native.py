@@ -24,7 +24,14 @@ def shape(of: Arguments) -> Any:
     return sizes(len(of.token_ids), V, H * nbytes, *strides, torch.get_num_threads())
 
 
-@kernel(backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape)
+@kernel(
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="library",
+    shows={"": '"index_select" in calls("library").names and calls("native").names.keys() <= {"empty", "empty_like"}'},
+)
 def native(token_ids: Tensor, weight: Tensor, out: Tensor, *, bound: Any) -> None:
     """Computes `weight[token_ids]`.  Raises `ValueError` if an id is not in the table."""
     if built(SOURCE, "pppp")(token_ids.data_ptr(), weight.data_ptr(), out.data_ptr(), bound):

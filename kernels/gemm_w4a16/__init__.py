@@ -12,6 +12,8 @@ gemv         over naive, up to 8 rows of A (4 in groups of 32): a stream of pack
 dequant_dot  over naive, any rows of A: codes become the left operand of wgmma in registers, and A is the right operand
              from shared memory; slower than gemv at few rows, because the stream passes through shared memory, and
              slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
+native       over naive, on a CPU: panels of 32 columns; one instruction turns the codes of two neighbours along K into
+             bf16 for 16 columns (AVX512-BF16), else codes become fp32; a group's fp32 sum is scaled once
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. gemm_w4a16 and gemm_w8a16 share the code of

@@ -89,7 +89,15 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), prepare=pack, packed=Int4Panels, bind=shape, traffic=traffic, holds=along_k("a")
+    backend="cpp",
+    devices=("cpu",),
+    prepare=pack,
+    packed=Int4Panels,
+    bind=shape,
+    traffic=traffic,
+    holds=along_k("a"),
+    over="naive",
+    shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )
 def native(
     a: Tensor, b: Int4Panels, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *, bound: Any

@@ -3,9 +3,8 @@
 In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
 keys of one page and head, at least 8 tokens at a time.  Two warpgroups have 64 rows each.  Each overlaps the matmul of
 one block's weights and values with the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  The two do not take turns, unlike in flash_attention's ping_pong.  A row is one query of one head of the
-group, as in `chunked`.  CTAs are persistent.  A page may hold NaN past the end of its sequence.  So the producer writes
-zeros there before consumers get the last block's values.
+2407.08608).  The two do not take turns.  A row is one query of one head of the group, as in `chunked`.  CTAs are
+persistent.  A page may hold NaN past the end of its sequence, so the producer writes zeros there first.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -111,8 +110,7 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values from row `row` of the pages on.  Page -1 gives zeros, as TMA does outside the
-    map.
+    """Loads a block of keys or values, from row `row` of the pages on.  TMA gives zeros for page -1.
 
     A sum over the warp passes a page number from its lane to the copy.  This sum is one instruction, which writes a
     uniform register.  `boxes` is `BLOCK_N // BOX`.  It is an argument so that the compiler keeps the loop: 16 unrolled

@@ -244,7 +244,7 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert max(widths) == pytest.approx(100) and min(widths) > 1 and "Where a step" in render(content)
     status, _, err = rooflab("whatif", *asked[1:], "--swap", "sample=prefilter")
     assert status == 2 and "swap: the engine runs sample=prefilter already" in err
-    monkeypatch.setattr("rooflab.bench.latency.ledger.MOST_OPS", 0.0)
+    monkeypatch.setattr("rooflab.bench.latency.ledger.MAX_OPS_RATIO", 0.0)
     for words in (asked, ("whatif", *asked[1:], "--kernel", "gemm=0.5x")):
         status, out, _ = rooflab(*words, "--out", tmp_path / "noisy")
         assert status == 13 and "NOISY" in out and " times as long as the step" in out and "share" not in out
