@@ -25,7 +25,7 @@ from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEve
 from rooflab.engine.model import Model
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
-from rooflab.engine.options import INT8, check_pdl, check_sizes, device_of, dtype_of
+from rooflab.engine.options import check_int4, check_pdl, check_sizes, device_of, dtype_of
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -45,12 +45,12 @@ class LLM:
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
     `dummy=True`, `model` may be any preset: the weights are random, and the text of a token is its id (`Numbers`).
-    `dtype` is float32, bfloat16, float16 or, on a CPU, int8.  With int8 the weights of the linear layers are int8, and
-    the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel
-    that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded once and replayed
-    (`graphs.py`), unless `enforce_eager` is set.  With `overlap` a step is launched before the tokens of the previous
-    step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl` a kernel of a graph may start while
-    the previous kernel ends (`kernels/_pdl.py`).
+    `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4.  With int8 or int4 the weights of the linear
+    layers are codes with scales, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.
+    `swap` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps
+    are recorded once and replayed (`graphs.py`), unless `enforce_eager` is set.  With `overlap` a step is launched
+    before the tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl` a
+    kernel of a graph may start while the previous kernel ends (`kernels/_pdl.py`).
 
     With `speculate` a step may add up to `num_speculative_tokens` extra tokens to a sequence.  `speculate="ngram"`
     copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
@@ -97,10 +97,12 @@ class LLM:
         if pdl:
             check_pdl(self.device, enforce_eager)
         pin_matmul_precision()
-        self.dtype = dtype_of(dtype, self.device)
-        self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
-        """The name of the option `dtype`.  With int8, `self.dtype` is the dtype of all but the products' weights."""
+        self.dtype, codes = dtype_of(dtype, self.device)
+        self.dtype_name = codes or str(self.dtype).removeprefix("torch.")
+        """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights (int8, int4)."""
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
+        if codes == "int4":
+            check_int4(self.arch)
         self.max_model_len = context = max_model_len or self.arch.max_position
         if context > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -111,7 +113,7 @@ class LLM:
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
         source = opened(self.speculation, self.arch, self.tokenizer, context, self.dtype, self.device, open_draft)
         max_drawn = min(max_num_seqs * source.rows, step_tokens)
-        sizes = (block_size, context, step_tokens, min(max_num_seqs, step_tokens), max_drawn, dtype == INT8)
+        sizes = (block_size, context, step_tokens, min(max_num_seqs, step_tokens), max_drawn, codes)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.

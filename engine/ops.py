@@ -19,6 +19,7 @@ from rooflab.engine.choose.choose_kernels import Choice, choose_kernels
 from rooflab.engine.choose.model_shapes import (
     DECODE_OP,
     FUSED_OP,
+    INT4_GROUP,
     MATMUL_OPS,
     LargestSizes,
     model_inputs,
@@ -28,7 +29,7 @@ from rooflab.engine.choose.model_shapes import (
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of, recorded_choice
-from rooflab.reference.quantization import quantize_int8
+from rooflab.reference.quantization import quantize_int4, quantize_int8
 
 FIRST_ON_CUDA = {
     "paged_attention": ("split_kv", "chunked"),
@@ -73,9 +74,14 @@ class OpSet:
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
-        if any(choice.op == "gemm_w8a16" for choice in self.choices):
+        ops = {choice.op for choice in self.choices}
+        if "gemm_w8a16" in ops:
             codes, scale = quantize_int8(weight)
             return tuple((packed(pack_function, codes.mT, scale=scale), scale) for pack_function in self._ways)
+        if "gemm_w4a16" in ops:
+            codes, scale, zero = quantize_int4(weight, INT4_GROUP)
+            scales = {"scale": scale, "zero": zero}
+            return tuple((packed(pack_function, codes, **scales), scale, zero) for pack_function in self._ways)
         return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
 
     def describe(self) -> list[dict[str, str]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.engine.choose.model_shapes import INT4_GROUP
+from rooflab.roofline.architecture import Architecture
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INT8 = "int8"
-"""A dtype for CPUs: the weights of products are int8 codes with a scale per output, and the rest is bfloat16."""
+CODES = ("int8", "int4")
+"""Dtypes for CPUs: the weights of products are codes with scales (`LargestSizes.codes`), and the rest is bfloat16."""
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -45,14 +48,28 @@ def check_pdl(device: torch.device, enforce_eager: bool) -> None:
     raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {actual_value}")
 
 
-def dtype_of(name: str | None, device: torch.device) -> torch.dtype:
-    """Returns the dtype `name`; None means float32 on a CPU, bfloat16 on CUDA.  Raises `ValueError` if unsupported."""
+def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
+    """Returns the dtype `name`, and the codes of the products' weights (`LargestSizes.codes`).
+
+    None means float32 on a CPU and bfloat16 on CUDA.  Raises `ValueError` if the dtype is not supported."""
     if name is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name == INT8:
+        return (torch.float32 if device.type == "cpu" else torch.bfloat16), ""
+    if name in CODES:
         if device.type != "cpu":
-            raise ValueError("dtype: expected float32, bfloat16 or float16 on CUDA, got 'int8'; int8 runs on a CPU")
-        return torch.bfloat16
+            raise ValueError(f"dtype: expected {', '.join(DTYPES)} on CUDA, got {name!r}, which runs on a CPU")
+        return torch.bfloat16, name
     if name not in DTYPES:
-        raise ValueError(f"dtype: expected {', '.join((*DTYPES, INT8))}, got {name!r}")
-    return DTYPES[name]
+        raise ValueError(f"dtype: expected {', '.join((*DTYPES, *CODES))}, got {name!r}")
+    return DTYPES[name], ""
+
+
+def check_int4(arch: Architecture) -> None:
+    """Raises `ValueError` if a row of one of the model's weights cannot be divided into groups of int4 codes."""
+    widths = {
+        "hidden_size": arch.hidden_size,
+        "num_heads * head_dim": arch.num_heads * arch.head_dim,
+        "intermediate_size": arch.intermediate_size,
+    }
+    for name, width in widths.items():
+        if width % INT4_GROUP:
+            raise ValueError(f"dtype: int4 needs {name} in multiples of {INT4_GROUP}, and {arch.name} has {width}")

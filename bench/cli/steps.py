@@ -124,12 +124,12 @@ def whatif(
     sequences of --context tokens.  Both are without CUDA graphs."""
     from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
-    from rooflab.engine.choose.model_shapes import FUSED_OP, MODEL_OPS
+    from rooflab.engine.choose.model_shapes import FUSED_OP, MATMUL_OPS, MODEL_OPS
 
     time_factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if (not time_factors and not swaps) or (step.gpu and swaps):
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", "gemm_w8a16")
+    ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", *MATMUL_OPS[1:])
     for op in () if step.gpu else {*time_factors, *swaps} - {*ops}:
         raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
     # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.

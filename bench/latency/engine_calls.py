@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.choose.model_shapes import FUSED_OP, gated
+from rooflab.engine.choose.model_shapes import FUSED_OP, INT4_GROUP, gated
 from rooflab.kernels.registry import get_op
 from rooflab.roofline.architecture import Architecture
 
@@ -23,6 +23,10 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
         if op == "gemm_w8a16":
             scale = torch.empty(columns, dtype=torch.float32, device="meta")
             arguments = a, weight.to(torch.int8), scale, *other_args
+        elif op == "gemm_w4a16":
+            codes = torch.empty(columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
+            scale = torch.empty(columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
+            arguments = a, codes, scale, None, *other_args
         else:
             arguments = a, weight, *other_args
     inputs = signature.bind(*arguments, **options)
@@ -30,10 +34,16 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
     return dict(inputs.arguments)
 
 
+def weight_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns N and K of a product `a @ b` `[M, N]` with `a` `[M, K]`.  The storage of `b` depends on the op."""
+    b, K = inputs["b"], inputs["a"].shape[-1]
+    return b.shape[0] if b.shape[1] == K // 2 and b.dtype == torch.uint8 else b.shape[1], K
+
+
 def shape_of(inputs: Mapping[str, Any]) -> str:
     """Returns a text with the sizes that distinguish a call from other calls of the same op."""
     if "b" in inputs:
-        return f"M={len(inputs['a'])},N={inputs['b'].shape[1]},K={inputs['b'].shape[0]}"
+        return "M={},N={},K={}".format(len(inputs["a"]), *weight_shape(inputs))
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     return "x".join(map(str, tensors[0].shape)) if tensors else ""
 
@@ -48,4 +58,4 @@ def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
         (arch.hidden_size, arch.intermediate_size): "down_proj",
         (arch.vocab_size, arch.hidden_size): "lm_head",
     }
-    return site_by_shape.get(tuple(inputs["b"].shape[::-1]), gated(arch))
+    return site_by_shape.get(weight_shape(inputs), gated(arch))

@@ -29,7 +29,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.engine.choose.model_shapes import DECODE_OP
+from rooflab.engine.choose.model_shapes import DECODE_OP, MATMUL_BY_CODES
 from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels._waiting import run_times, waiting_since
@@ -226,7 +226,7 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
 def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, context: int) -> list[LedgerRow]:
     """Returns the calls of one step in order, with their shapes and costs, but without times."""
     kernels, calls = chosen(llm, kind, batch, context), list[LedgerRow]()
-    kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
+    kernels["gemm"] = kernels[MATMUL_BY_CODES[llm.limits.codes]]
 
     def watched(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

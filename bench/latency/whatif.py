@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.core import time_functions, why_noisy
+from rooflab.bench.latency.engine_calls import weight_shape
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, chosen, measured, seconds_of, stepping
 from rooflab.engine.choose.model_shapes import DECODE_OP, FUSED_OP, MATMUL_OPS, model_inputs, packed, real
 from rooflab.engine.llm import LLM
@@ -147,7 +148,7 @@ def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
     candidates = model_inputs(
         DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
     )
-    return next(inputs for inputs in candidates if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
+    return next(inputs for inputs in candidates if "b" not in inputs or list(weight_shape(inputs)) == sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:

@@ -83,7 +83,7 @@ def choose_kernels(
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
         "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
-        "dtype": "int8" if limits.int8 else str(limits.dtype).removeprefix("torch."),
+        "dtype": limits.codes or str(limits.dtype).removeprefix("torch."),
         "block_size": limits.block_size,
         "max_model_len": limits.max_model_len,
         # These decide which kernels can run, and at how many rows they are timed.
@@ -197,7 +197,7 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
     copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
-        scales = ({"scale": product["scale"]} if "scale" in product else {} for product in inputs)
+        scales = ({name: product[name] for name in ("scale", "zero") if name in product} for product in inputs)
         weights = (product["b"].mT.clone().mT for product in inputs)
         return [
             {**product, "b": packed(kernel.prepare, weight, **scale)}

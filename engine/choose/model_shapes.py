@@ -27,8 +27,11 @@ DECODE_OP = "decode_attention"
 """The op `paged_attention` with one query per sequence.  Some kernels can serve only this case."""
 FUSED_OP = "gemm_silu_and_mul"
 """The op that replaces `gemm` and `silu_and_mul` on CUDA, if a record of the card prefers it."""
-MATMUL_OPS = ("gemm", "gemm_w8a16")
-"""The ops that multiply with a weight.  A model uses only one of the two ops."""
+MATMUL_BY_CODES = {"": "gemm", "int8": "gemm_w8a16", "int4": "gemm_w4a16"}
+"""The op that multiplies with a weight, by the weight's codes (`LargestSizes.codes`).  A model uses one of them."""
+MATMUL_OPS = tuple(MATMUL_BY_CODES.values())
+INT4_GROUP = 32
+"""The number of int4 codes along K that share a scale, as in GGUF's Q4_0."""
 MOST_REPLAYED = 16
 """The most sequences of a replayed decode step on a CPU.  In larger steps the host's share is small."""
 CONTEXT_KEYS = 512
@@ -50,19 +53,20 @@ class LargestSizes:
     """The most sequences of a step."""
     max_drawn: int
     """The most rows of logits in a step: one row per sequence, and one row for each of its drafted tokens."""
-    int8: bool = False
-    """Whether the products' weights are int8 codes with a scale for each output."""
+    codes: str = ""
+    """`int8` if the products' weights are int8 codes with a scale for each output; `int4` if they are four-bit codes
+    with a scale for each `INT4_GROUP` values along K; empty if they have the model's dtype."""
 
     @property
     def ops(self) -> tuple[str, ...]:
         """Returns the names of the ops that the model uses, as the model calls them."""
-        names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
+        names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
         return (*(names.get(op, op) for op in MODEL_OPS), DECODE_OP)
 
     @property
     def fused(self) -> tuple[str, ...]:
         """Returns the names of the ops that may replace two other ops."""
-        return () if self.int8 or self.arch.activation != "silu" else (FUSED_OP,)
+        return () if self.codes or self.arch.activation != "silu" else (FUSED_OP,)
 
 
 def gated(arch: Architecture) -> str:
@@ -132,10 +136,15 @@ def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     qkv_size = (arch.num_heads + 2 * arch.num_kv_heads) * D
     shapes = ((M, qkv_size, H), (M, H, arch.num_heads * D), (M, 2 * intermediate_size, H), (M, H, intermediate_size))
     meta = partial(torch.empty, dtype=limits.dtype, device="meta")
-    weight_dtype = torch.int8 if limits.int8 else limits.dtype
+
+    def weight(N: int, K: int) -> dict[str, Any]:
+        if limits.codes == "int4":
+            return {"b": meta(N, K // 2, dtype=torch.uint8), "scale": meta(N, K // INT4_GROUP), "zero": None}
+        scale = {"scale": meta(N)} if limits.codes else {}
+        return {"b": meta(N, K, dtype=torch.int8 if limits.codes else limits.dtype).mT, **scale}
+
     inputs: list[dict[str, Any]] = [
-        {"a": meta(rows, K), "b": meta(N, K, dtype=weight_dtype).mT, "bias": None}
-        | ({"scale": meta(N)} if limits.int8 else {})
+        {"a": meta(rows, K), **weight(N, K), "bias": None}
         for rows, N, K in (*shapes, (min(M, limits.max_drawn), arch.vocab_size, H))
     ]
     inputs[0]["bias"] = meta(qkv_size) if arch.attention_bias else None
@@ -177,7 +186,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(like.shape).to(like.dtype)
 
 
-def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
+def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor | None) -> Any:
     """Packs `b` by `way` (a kernel's `prepare`), which may need tensors of `beside`.  Without `way`, returns `b`."""
     if way is None:
         return b

@@ -34,7 +34,7 @@ from rooflab.bench.core.record_files import RunWriter
 from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
-from rooflab.engine.options import DTYPES, INT8
+from rooflab.engine.options import CODES, DTYPES
 
 PROMPT_TOKENS = 512
 ITL_CONTEXT = 64
@@ -157,8 +157,8 @@ def compare(
     """The readings of both sides in each round, and the medians of their ratios (the other side over the engine)."""
     if threads:
         torch.set_num_threads(threads)
-    if against == "transformers" and dtype == INT8:
-        raise ValueError("dtype: expected float32 or bfloat16 against transformers, got 'int8'")
+    if against == "transformers" and dtype in CODES:
+        raise ValueError(f"dtype: expected float32 or bfloat16 against transformers, got {dtype!r}")
     path = fetch()
     # Every round has the same prompt: with prefix caching, only the first round would compute it.
     llm = LLM(path, dtype=dtype, max_num_seqs=max(requests, 1), device="cpu", prefix_caching=False)
@@ -242,7 +242,7 @@ def write_engine_numbers(folder: Path, case: Mapping[str, Any], result: Mapping[
 def main() -> None:
     """Compares the engine as the command line asks, and writes a record."""
     parser = argparse.ArgumentParser(description="The engine against transformers or llama.cpp, interleaved.")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", INT8), default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", *CODES), default="float32")
     parser.add_argument("--against", choices=("transformers", "llama.cpp"), default="transformers")
     parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)

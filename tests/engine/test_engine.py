@@ -16,7 +16,7 @@ from rooflab.engine.load.models import open_model
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.study import StudyOptions
 from rooflab.kernels import registry
-from rooflab.reference.quantization import dequantize_int8, quantize_int8
+from rooflab.reference.quantization import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 
@@ -160,13 +160,21 @@ def test_trap_6_streams_give_the_tokens_of_generate_in_turns_also_beside_abandon
     assert not llm.has_work and llm.scheduler.blocks.num_free == 64
 
 
-def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
-    """Codes times scales, in bf16, are another model, whose logits differ from int8's by rounding alone."""
+def int4_values(weight):
+    return dequantize_int4(*quantize_int4(weight, 32), group=32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "bound"),
+    (("int8", lambda weight: dequantize_int8(*quantize_int8(weight)), 0.06), ("int4", int4_values, 0.2)),
+)
+def test_codes_are_the_model_of_the_rounded_weights(tmp_path, monkeypatch, dtype, values, bound):
+    """Codes times scales, in bf16, are another model, whose logits differ from the codes' by rounding alone."""
 
     def rounded(arch, seed, device):
         for name, tensor in dummy_tensors(arch, seed):
             if "proj" in name or name == "lm_head.weight":
-                tensor = dequantize_int8(*quantize_int8(tensor.bfloat16())).float()
+                tensor = values(tensor.bfloat16()).float()
             yield name, tensor
 
     def first_logits(dtype):
@@ -176,16 +184,20 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
         llm.generate([prompts()[3]], SamplingParams(max_tokens=1))
         return drawn[0]
 
-    plain, eight = first_logits("bfloat16"), first_logits("int8")
+    plain, coded = first_logits("bfloat16"), first_logits(dtype)
     monkeypatch.setattr("rooflab.engine.load.models.dummy_tensors", rounded)
     near = first_logits("bfloat16")
-    assert (eight - near).abs().max() < 0.06 and (eight - near).std() < (eight - plain).std() / 1.5
+    assert (coded - near).abs().max() < bound and (coded - near).std() < (coded - plain).std() / 1.5
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dtype": "int4"}, "dtype: expected"),
+        ({"dtype": "int2"}, "dtype: expected float32, .*int8, int4, got 'int2'"),
+        (
+            {"dtype": "int4", "config": {"intermediate_size": 400}},
+            "dtype: int4 needs intermediate_size in multiples of 32, and .* has 400",
+        ),
         ({"max_model_len": 257}, "max_model_len: expected at most 256"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: .* more than is free"),
         ({"block_size": 1.5}, "block_size: expected an integer"),

@@ -37,6 +37,7 @@ def sizes(llm):
         {"dtype": "bfloat16"},
         {"dtype": "float16"},
         {"dtype": "int8"},
+        {"dtype": "int4"},
         {"num_kv_blocks": 24, "block_size": 4},
         {"prefill_chunk": 5, "block_size": 4},
         {"speculate": "ngram"},
