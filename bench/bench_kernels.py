@@ -37,7 +37,7 @@ def scheme_here(spec: OpSpec) -> str:
 def timeable() -> Iterator[Any]:
     """Yields a pytest parameter for each kernel and case that can be timed on this device."""
     for spec in ops().values():
-        cases = dict.fromkeys(case for suite in SUITES for case in spec.cases.get(suite, ()))
+        cases = dict.fromkeys(case for suite_name in SUITES for case in spec.cases.get(suite_name, ()))
         for case in cases:
             for kernel in kernels(spec.name).values():
                 is_interpreted = kernel.backend == "triton" and interpreting()
@@ -52,7 +52,7 @@ def timeable() -> Iterator[Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Lists the kernels only for a benchmark run, because other test runs must not import every kernel to skip it."""
+    """Lists the kernels only for a benchmark run.  Other test runs would import every kernel only to skip it."""
     if asked(metafunc.config):
         parameters = list(timeable())
     else:
@@ -71,8 +71,8 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, times it, and then checks the outputs of the timed calls."""
-    spec, target_kernel, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
-    input_args = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
+    spec, target_kernel, kernel_scheme = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    input_args = spec, spec.check_case(Case.parse(case)), kernel_scheme, pick_device(None)
     if refusal := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
         pytest.skip(str(refusal))
     status, reason = gate(op, kernel)

@@ -59,7 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Returns, for each kernel that was fastest at some sizes, a text with these sizes and the last loaded model."""
+    """Maps each kernel that was fastest at some sizes to a text, which names these sizes and the last loaded model."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     choice: dict[str, Json] = next(known(), {"times_us": {}})
@@ -68,7 +68,7 @@ def _settled() -> dict[str, str]:
         for bucket in map(bucket_of, BUCKET_ROWS):
             if bucket_times := op_times.get(bucket):
                 kernel_buckets.setdefault(f"{op}/{min(bucket_times, key=bucket_times.__getitem__)}", []).append(bucket)
-    texts = {name: f"fastest for {choice['model']} in {' '.join(served)}" for name, served in kernel_buckets.items()}
+    texts = {name: f"fastest for {choice['model']} in {' '.join(buckets)}" for name, buckets in kernel_buckets.items()}
     unsure_kernels = {
         name
         for op, unsure_bucket in choice.get("provisional", ())
@@ -104,11 +104,11 @@ def run_benches(
     into: list[Record] | None = None,
     planted_before: frozenset[tuple[str, str]] = frozenset(),
 ) -> list[Record]:
-    """Checks and times all selected kernels.  Gives each record at once to `writer`, and to the list `into`.
+    """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    `planted_before` has the ids and schemes of kernels that were checked before with adversarial inputs.  Records that
-    are in `into` at the start are not measured again.  A time limit is shared by all kernels, so a kernel may get less
-    time than its budget.  With a limit, raises `ContextBroken` if a kernel has broken the CUDA context."""
+    A case is skipped if `into` has the records of all its kernels at the start.  `planted_before` holds the (id,
+    scheme) of kernels that have already been checked with adversarial inputs.  With a time limit, a kernel may get less
+    time than its budget, and a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     deadline = time.monotonic() + settings.limit_s
@@ -166,9 +166,9 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  Emulated calls are drawn with their
-    counted bytes.  Benchmarks are drawn with their times if such a GPU measured them.  Raises `ValueError` with `name`
-    if no record can be drawn."""
+    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  An emulated call has its counted
+    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` with `name` if no
+    record can be drawn."""
     device, note = resolve(gpu)
     points, unplaced_reasons = placed_on(records, device)
     if not points:

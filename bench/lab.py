@@ -124,7 +124,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
     """Checks and times every kernel, op by op.  Prints a line for each op as soon as its checks and times are done."""
     device, environment = pick_device(None), Environment.now()
-    suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
+    suite_name, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
     results: list[CheckResult] = []
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
@@ -133,7 +133,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     for op, spec in registry.ops().items():
         scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
         checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
-        case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
+        case = largest_case(spec, spec.get_cases(suite_name), get_scheme(scheme), BENCH_FLOPS)
         benches = Selection.of(op, None, [], [case.id], [scheme], None)
         with show.progress(op, len(checks) + count_benches(benches), ended=False) as advance:
             op_results = []
@@ -152,7 +152,8 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
 
 
 def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
-    """Keeps only the first fitting case (sizes) of each kernel that Triton's interpreter runs: a case takes seconds."""
+    """Keeps only the first fitting case (sizes) of each kernel that Triton's interpreter runs, because a case takes
+    seconds.  Keeps all checks of other kernels."""
     case_of = {task.kernel: first_case(task.kernel, registry.get_op(task.kernel.op), task.scheme) for task in checks}
     slow_set = {kernel for kernel in case_of if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
     return [task for task in checks if task.kernel not in slow_set or task.case == (case_of[task.kernel] or task.case)]
@@ -181,9 +182,9 @@ def _short(ms: float | str | None) -> str:
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Returns a row for each op, at its largest case (sizes): the times of the naive, the library and the fastest
-    kernel, and the fastest kernel's speed-ups.  Kernels that failed their check or were not timed do not count.  A
-    NOISY (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
+    """Returns a row for each op, at its largest case (sizes).  A row has the times of the naive, the library and the
+    fastest kernel, and the speed-ups of the fastest kernel.  Kernels that failed their check or were not timed do not
+    count.  A NOISY (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
     rows = []
     timings = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
     ok_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "OK"}
@@ -203,7 +204,7 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
-    """Returns the kernel that the engine chose for `op` at the sizes of `case`, or None if it does not use `op`."""
+    """Returns the kernel that the engine chose for `op` at the sizes of `case`, or None if it never calls `op`."""
     choice_key = (DECODE_OP if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
     return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == choice_key), None)
 
@@ -238,6 +239,6 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
 
 
 def _itl(run: EngineRun) -> str:
-    times = run.summary
-    itl = "no ITL: one token" if times.itl_p50_ms is None else f"ITL {times.itl_p50_ms:.1f} ms (p50)"
-    return f"{itl}, {times.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"
+    summary = run.summary
+    itl_text = "no ITL: one token" if summary.itl_p50_ms is None else f"ITL {summary.itl_p50_ms:.1f} ms (p50)"
+    return f"{itl_text}, {summary.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"

@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Prints only the JSON result inside the `with` block if `as_json`, else only tables and lines."""
+    """Sets what a `with` block prints: only the JSON result if `as_json` is true, else only tables and lines."""
     global out, _as_json
     old_console = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -77,9 +77,9 @@ def table(
     ):
         return _as_lines(columns, cells, numeric, head)
     grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
-    for name, number in zip(columns, numeric, strict=True):
-        fixed = number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
-        grid.add_column(Text(name), justify="right" if number else "left", no_wrap=fixed, overflow="fold")
+    for name, is_number in zip(columns, numeric, strict=True):
+        fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
+        grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=fixed, overflow="fold")
     for row in cells:
         grid.add_row(*row)
     out.print(grid)
@@ -88,7 +88,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each table row as a line with its first texts, and lines with the names and values of other columns."""
+    """Prints the first texts of each row on one line, and the names and values of the other columns below this line."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -160,8 +160,8 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
         return f"{what.strip()}: {done} of {total} in {time.monotonic() - start_s:.0f} s"
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    current = TextColumn("{task.fields[now]}", style="dim", markup=False)
-    with _beating(state), Progress(*columns, current, console=err, transient=True, disable=not err.is_terminal) as bar:
+    item_col = TextColumn("{task.fields[now]}", style="dim", markup=False)
+    with _beating(state), Progress(*columns, item_col, console=err, transient=True, disable=not err.is_terminal) as bar:
         task_id = bar.add_task(what, total=total, now="")
 
         def advance(text: str) -> None:
@@ -215,13 +215,13 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     noisy = [row for row in rows if row["status"] == "NOISY"]
     notes = [row for row in rows if row["status"] == "OK" and row["reason"]]
     for kind, subset, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", notes, "yellow")):
-        alike: dict[str, list[Mapping[str, Any]]] = {}
+        groups: dict[str, list[Mapping[str, Any]]] = {}
         for row in subset:  # NOISY readings with one cause differ only in the numbers
-            alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
-        for group in alike.values():
+            groups.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
+        for group in groups.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
-            hint = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
-            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{hint}", style)
+            row_hint = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
+            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{row_hint}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:

@@ -12,7 +12,7 @@ from rooflab.engine.sequence import Sequence
 
 
 class DecodeBatch:
-    """The decode batch: one row per running sequence, without gaps.  Torch shares the NumPy arrays without a copy."""
+    """Holds the decode batch: a row per running sequence, without gaps.  Its tensors share memory with NumPy arrays."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.block_size = block_size
@@ -54,8 +54,8 @@ class DecodeBatch:
         """Removes `sequence`.  The last row of the batch moves into the free row."""
         row, last_sequence, self.changed = sequence.row, self.rows.pop(), True
         if last_sequence is not sequence:
-            for array in (self.source, self.positions, self.block_table, self.num_blocks):
-                array[row] = array[len(self.rows)]
+            for row_array in (self.source, self.positions, self.block_table, self.num_blocks):
+                row_array[row] = row_array[len(self.rows)]
             self.rows[row], last_sequence.row = last_sequence, row
         sequence.row = -1
 

@@ -110,7 +110,7 @@ class Core:
         if self._unread is None:
             return []
         sequences: list[Sequence] = []
-        ended: list[Sequence] = []
+        ended_sequences: list[Sequence] = []
         for sequence, token in zip(self._unread.sequences, self._unread.tokens(), strict=True):
             if sequence.finish_reason is not None:
                 continue
@@ -121,9 +121,9 @@ class Core:
             if sequence.row < 0:  # it lost its pages since, and waits
                 self.scheduler.abort(sequence)
             else:
-                ended.append(sequence)
-        if ended:
-            self._remove(ended)
+                ended_sequences.append(sequence)
+        if ended_sequences:
+            self._remove(ended_sequences)
         self._unread = None
         return sequences
 

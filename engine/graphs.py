@@ -26,12 +26,12 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs.  Each size in `batch_sizes` has a graph.
+    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, one for each size in `batch_sizes`.
 
-    A batch between two sizes is padded to the larger size.  A padded row has length 0 (no keys) and slot -1 (no write
-    to the KV cache), and its logits are dropped.  Every graph has the full width of the block table.  All graphs write
-    to one tensor `logits` `[max_num_seqs, vocab_size]`.  A separate tensor for each graph would need 2,191 rows in all
-    for 256 sequences."""
+    A batch of another size is padded to the next larger size.  A padded row has length 0 (no keys) and slot -1 (no
+    write to the KV cache).  Its logits are dropped.  Every graph has the full width of the block table.  All graphs
+    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  With 256 sequences, one tensor per graph would need
+    2,191 rows in all."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device
@@ -76,9 +76,9 @@ class DecodeGraphs:
 class DecodeReplays:
     """Replays decode steps on a CPU.  There is one recording for each number of sequences and of threads.
 
-    A recording is made at the first step that needs it, in about 20 ms.  The step reads the arrays of `batch` in place
-    and copies only the token ids.  `forward` computes the logits `[n, vocab_size]` of n sequences.  `logits`
-    `[rows, vocab_size]` is the memory for the results.  Steps with more sequences than `rows` are not replayed."""
+    The first step that needs a recording makes it, in about 20 ms.  A replay reads the arrays of `batch` in place and
+    copies only the token ids.  `forward` computes the logits `[n, vocab_size]` of `n` sequences.  `logits` `[rows,
+    vocab_size]` is the memory for the results.  Steps with more sequences than `rows` are not replayed."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
         self.recordings: dict[tuple[int, int], Recording] = {}

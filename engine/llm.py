@@ -44,15 +44,15 @@ class LLM:
     """Generates text with a language model that runs on Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True`, `model` may be any preset: the weights are random, and the text of a token is its id (`Numbers`).
-    `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4.  With int8 or int4 the weights of the linear
-    layers are codes with scales, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.
-    `swap` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps
-    are recorded once and replayed (`graphs.py`), unless `enforce_eager` is set.  With `overlap` a step is launched
-    before the tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl` a
-    kernel of a graph may start while the previous kernel ends (`kernels/_pdl.py`).
+    `dummy=True`, `model` may be any preset.  The weights are then random, and the text of a token is its id
+    (`Numbers`). `dtype` is float32, bfloat16, float16 or, on a CPU, int8.  With int8 only the weights of the linear
+    layers are int8, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps
+    an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded
+    once and replayed (`graphs.py`).  `enforce_eager` turns this off.  With `overlap`, a step is launched before the
+    tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl`, a kernel of
+    a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
 
-    With `speculate` a step may add up to `num_speculative_tokens` extra tokens to a sequence.  `speculate="ngram"`
+    With `speculate`, a step verifies up to `num_speculative_tokens` drafted tokens of a sequence.  `speculate="ngram"`
     copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
     the EAGLE head in the folder `draft` (docs/speculate.md).  Speculation does not change the answers.
 
@@ -103,27 +103,27 @@ class LLM:
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
         if codes == "int4":
             check_int4(self.arch)
-        self.max_model_len = context = max_model_len or self.arch.max_position
-        if context > self.arch.max_position:
+        self.max_model_len = max_len = max_model_len or self.arch.max_position
+        if max_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
-        block_size = context if study.contiguous_kv else block_size
+        block_size = max_len if study.contiguous_kv else block_size
         chunked = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        step_tokens = max_num_batched_tokens if chunked else max(max_num_batched_tokens, context)
+        step_tokens = max_num_batched_tokens if chunked else max(max_num_batched_tokens, max_len)
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-        source = opened(self.speculation, self.arch, self.tokenizer, context, self.dtype, self.device, open_draft)
-        max_drawn = min(max_num_seqs * source.rows, step_tokens)
-        sizes = (block_size, context, step_tokens, min(max_num_seqs, step_tokens), max_drawn, codes)
+        draft_source = opened(self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_draft)
+        max_drawn = min(max_num_seqs * draft_source.rows, step_tokens)
+        sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, codes)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
-        check_weights_fit(self.limits, source.arch)  # before kernels are timed
+        check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
-            runner_args = Model(self.arch, weights, self.ops, context), self.ops, 1, block_size, max_num_seqs, context
-            speculator = build(self.speculation, source, runner_args, self.limits, swap, interpret)
+            runner_args = Model(self.arch, weights, self.ops, max_len), self.ops, 1, block_size, max_num_seqs, max_len
+            speculator = build(self.speculation, draft_source, runner_args, self.limits, swap, interpret)
             self.runner = speculator.runner if speculator else ModelRunner(*runner_args)
-            blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
+            blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
             *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, chunked, study.continuous_batching),
@@ -155,7 +155,7 @@ class LLM:
         return self.submit(prompt, _one(params), arrival_s)[0].request_id
 
     def submit(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
-        """Queues a prompt.  Returns one sequence for each of the `params.n` answers.  Raises as `add_request` does."""
+        """Queues a prompt and returns its `params.n` sequences (answers).  Raises `ValueError` like `add_request`."""
         answers = self._answers(prompt, params, arrival_s)
         self.scheduler.submit(answers[0])
         return answers
@@ -192,10 +192,10 @@ class LLM:
 
     def _answers(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
         """Makes the `params.n` sequences of one prompt.  The first sequence lists the other sequences in `siblings`."""
-        first = self._sequence(prompt, params, arrival_s)
+        sequence = self._sequence(prompt, params, arrival_s)
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
-        first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
-        return [first, *first.siblings]
+        sequence.siblings = [self._sequence(prompt, replace(params, seed=seed), sequence.arrival_s) for seed in seeds]
+        return [sequence, *sequence.siblings]
 
     @property
     def has_work(self) -> bool:
@@ -204,7 +204,7 @@ class LLM:
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step.  Returns the sequences that got tokens, with one entry per new token (see `Core.step`)."""
+        """Runs one step.  Returns a list with one entry for each new token: the sequence that got this token."""
         return self.core.step()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
@@ -230,8 +230,8 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Returns one result per prompt, in order.  `prompts` is one prompt or a list of prompts.  `params` holds the
-        settings for all prompts, or a list with the settings of each prompt.
+        """Returns one result per prompt, in order.  `prompts` is one prompt or a list of prompts.  `params` is one
+        object for all prompts, or a list with one object per prompt.
 
         A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids."""
         prompt_list = _as_list(prompts)

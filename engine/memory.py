@@ -42,14 +42,14 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns the number of KV cache pages: `wanted`, or all that fit into free memory and the largest batch needs.
+    """Returns the number of KV cache pages.  Without `wanted`, takes as many as fit, up to the need of the largest
+    batch.
 
-    On CUDA the functions in `rehearsals` run the largest steps, and the memory for these steps stays free.  Raises
-    `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not.
-    """
+    On CUDA, first runs the functions in `rehearsals`, which are the largest steps, and leaves their memory free.
+    Raises `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not fit."""
     max_pages = -(-limits.max_model_len // limits.block_size)
-    archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
-    block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in archs)
+    model_archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
+    block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in model_archs)
     if wanted is not None:
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")

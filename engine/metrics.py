@@ -43,7 +43,7 @@ class Timeline:
 
     @property
     def itl_ms(self) -> np.ndarray:
-        """Returns the inter-token latencies: the gaps between successive tokens.  Leaves out the wait for the first."""
+        """Returns the gaps between successive tokens (inter-token latencies), without the wait for the first token."""
         return 1e3 * np.diff(self.token_times_s)
 
     @property
@@ -108,9 +108,9 @@ class LatencySummary:
 def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:
     """Summarises the times of one or more finished requests.  Percentiles are interpolated linearly."""
     ttfts = [timeline.ttft_ms for timeline in timelines]
-    gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
+    token_gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
     tpots = [tpot for timeline in timelines if (tpot := timeline.tpot_ms) is not None]
-    itl_percentiles = [float(np.percentile(gaps, q)) if gaps.size else None for q in (50, 90, 99)]
+    itl_percentiles = [float(np.percentile(token_gaps, q)) if token_gaps.size else None for q in (50, 90, 99)]
     tokens = sum(len(timeline.token_times_s) for timeline in timelines)
     start_s = min(timeline.arrival_s for timeline in timelines)
     end_s = max(timeline.token_times_s[-1] for timeline in timelines)

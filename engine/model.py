@@ -73,10 +73,10 @@ class Model:
             layer = weights.layers.pop(0)
             # One layer is packed at a time, so that memory never holds two copies of the whole model.
             projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
-            vectors = {name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "post_norm")}
-            norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": arch.rms_norm_eps}
-            norms = {} if layer.q_norm is None else norms
-            self.layers.append(SimpleNamespace(**projections, **vectors, norms=norms))
+            vector_weights = {name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "post_norm")}
+            qk_norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": arch.rms_norm_eps}
+            qk_norms = {} if layer.q_norm is None else qk_norms
+            self.layers.append(SimpleNamespace(**projections, **vector_weights, norms=qk_norms))
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
@@ -108,8 +108,8 @@ class Model:
     def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
         """Computes `activation(gate) * up` `[T, intermediate_size]` from `x` and the packed projection `gate_up`."""
         kernel = getattr(ops, FUSED_OP, None)
-        product: torch.Tensor = kernel(x, gate_up) if kernel else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
-        return product
+        output: torch.Tensor = kernel(x, gate_up) if kernel else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
+        return output
 
     def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
@@ -118,10 +118,10 @@ class Model:
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
-        q_in, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
-        q = torch.empty(q_in.shape, dtype=q_in.dtype, device=q_in.device)
+        raw_q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
+        q = torch.empty(raw_q.shape, dtype=raw_q.dtype, device=raw_q.device)
         slots = step.slot_mapping
-        ops.rope_and_cache(q_in, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
+        ops.rope_and_cache(raw_q, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
         output_parts = []
         n = len(step.seq_lens)
         if n:

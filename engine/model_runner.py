@@ -83,8 +83,8 @@ class ModelRunner:
         return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
-        """Returns the decode steps, which are not recorded yet.  A recording holds the addresses of the KV cache.  The
-        caller allocates the cache and then sets `graphs`."""
+        """Returns an object that records and replays decode steps.  A recording holds the addresses of the KV cache.
+        So the caller allocates the cache, and then sets `graphs`."""
         rows, width = self.batch.block_table.shape
         new = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
         vocab_size = self.model.arch.vocab_size
@@ -159,7 +159,7 @@ class ModelRunner:
             SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, rows)
 
     def join(self, sequence: Sequence, source: int) -> None:
-        """Adds a prefilled sequence to the decode batch.  `source` is its newest token's row in the last draw."""
+        """Adds a prefilled sequence to the decode batch.  Row `source` of the last draw holds its newest token."""
         self.batch.add(sequence, source)
         self._sampling = None
 

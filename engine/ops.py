@@ -1,8 +1,8 @@
 """Chooses a kernel for each op and each bucket (range of row counts), once at load.
 
-The engine calls kernels only through this file.  On a CPU it chooses the kernel that is fastest on this machine, by
-timing (`choose/choose_kernels.py`).  On CUDA it chooses the kernel in the committed record of the card, else in
-`FIRST_ON_CUDA`, else the library kernel.  An optimized kernel is not a default before a GPU has checked it.
+The engine calls kernels only through this file.  On a CPU it times the kernels and chooses the fastest
+(`choose/choose_kernels.py`).  On CUDA it tries three sources in order: the stored record for this GPU, `FIRST_ON_CUDA`,
+and the library kernel.  An optimized kernel becomes a default only after a check on a GPU.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ WhyNot = Callable[[Kernel], str | None]
 class OpSet:
     """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
-    The number of all rows of a step selects the bucket.  Only for `decode_attention`, the number of decoding rows
-    selects the bucket.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention`
-    itself has several queries per sequence, from a prompt chunk or from a draft."""
+    For `decode_attention`, the number of decoding rows of a step selects the bucket.  For all other ops, the number of
+    all rows selects the bucket.  `decode_attention` is `paged_attention` with one query per sequence.  The op
+    `paged_attention` itself serves several queries per sequence: those of a prompt chunk or a draft.
+    """
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -66,26 +67,26 @@ class OpSet:
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
         """Returns the kernels for a step with the given row counts, as a namespace with one function for each op."""
-        key = num_decodes + num_drafted + num_prompt_tokens, num_decodes
-        if key not in self._by_rows:
-            all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in key)
-            self._by_rows[key] = SimpleNamespace(**{**vars(all_rows), DECODE_OP: decode.decode_attention})
-        return self._by_rows[key]
+        rows_key = num_decodes + num_drafted + num_prompt_tokens, num_decodes
+        if rows_key not in self._by_rows:
+            all_rows_ops, decode_ops = (self._steps[bucket_of(max(num_rows, 1))] for num_rows in rows_key)
+            self._by_rows[rows_key] = SimpleNamespace(**{**vars(all_rows_ops), DECODE_OP: decode_ops.decode_attention})
+        return self._by_rows[rows_key]
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
         ops = {choice.op for choice in self.choices}
         if "gemm_w8a16" in ops:
-            codes, scale = quantize_int8(weight)
-            return tuple((packed(pack_function, codes.mT, scale=scale), scale) for pack_function in self._ways)
+            int8_codes, scale = quantize_int8(weight)
+            return tuple((packed(pack_function, int8_codes.mT, scale=scale), scale) for pack_function in self._ways)
         if "gemm_w4a16" in ops:
-            codes, scale, zero = quantize_int4(weight, INT4_GROUP)
+            int8_codes, scale, zero = quantize_int4(weight, INT4_GROUP)
             scales = {"scale": scale, "zero": zero}
-            return tuple((packed(pack_function, codes, **scales), scale, zero) for pack_function in self._ways)
+            return tuple((packed(pack_function, int8_codes, **scales), scale, zero) for pack_function in self._ways)
         return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """Returns table rows: an op, its kernel, the buckets and the reason for the choice.  Every run prints them."""
+        """Returns the rows of a table that every run prints: op, kernel, buckets and reason for the choice."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -98,12 +99,11 @@ class OpSet:
 def resolve(
     limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False, replays: bool = False
 ) -> OpSet:
-    """Chooses the kernels of a model for every shape of its inputs.
+    """Chooses a kernel for each op of a model and each bucket (range of row counts).
 
     `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
-    `replays` a decode step on a CPU takes C++ kernels only, if the replayed step is faster.  Raises `ValueError` if an
-    op has no kernel for a bucket or a swap cannot run here, with each kernel's reason.
-    """
+    `replays`, a decode step on a CPU uses only C++ kernels if its replay is faster.  Raises `ValueError` if an op has
+    no usable kernel, or if `swaps` names an unusable kernel.  The message gives the reasons."""
     swaps = dict(swaps or {})
     for op, name in swaps.items():
         if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
@@ -119,10 +119,10 @@ def resolve(
                 continue
             timed_rows[op, bucket] = rows[-1] if upper < math.inf else rows[0]
             why_not = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
-            swap = swaps.get(registered(op))
+            swap_name = swaps.get(registered(op))
             if op in limits.ops:
-                usable_choices[op, bucket] = _able(op, bucket, limits.device, swap, why_not)
-            elif preferred_choice := _preferred(op, bucket, limits.device, swap, why_not):
+                usable_choices[op, bucket] = _able(op, bucket, limits.device, swap_name, why_not)
+            elif preferred_choice := _preferred(op, bucket, limits.device, swap_name, why_not):
                 usable_choices[op, bucket] = [preferred_choice]
     if limits.device.type == "cpu":
         usable_choices = choose_kernels(usable_choices, timed_rows, limits, replays)
@@ -153,7 +153,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an optional op: `swap`, else the optimized kernel in the card's record, else None."""
+    """Returns the kernel of an optional op: `swap`, else the optimized kernel in this GPU's record, else None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -205,5 +205,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes the product `gemm(a, *b[form], bias)`.  `b[form]` is a packed copy of a weight, maybe with a scale."""
+    """Computes `gemm(a, *b[form], bias)`.  `b[form]` holds a packed weight and, for int8, its scale."""
     return gemm(a, *b[form], bias)

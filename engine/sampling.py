@@ -12,10 +12,10 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the array is copied in stream order.
+    """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the copy runs in stream order.
 
-    The copy comes from pinned memory, which torch reuses only after the copy.  A copy from pageable memory might wait
-    for all earlier work.  Torch copies an array with gaps through pageable memory, so `array` is made contiguous."""
+    The copy comes from pinned memory, because a copy from pageable memory might wait for all earlier work.  Torch
+    reuses pinned memory only after the copy.  Gaps would need pageable memory, so `array` is made contiguous."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -25,11 +25,11 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """Holds the arguments of the op `sample`, one value per row.  If other sequences run, a new object is made.
+    """Holds the arguments of the op `sample`, one value per row.  A new set of sequences needs a new object.
 
     A row draws the next token of its sequence or, with a draft, a later token.  `ahead(row)` returns the drafted tokens
-    before this token, which are not in the sequence yet.  With `edits=False` no logits are changed before the draw, and
-    no log-probabilities are returned."""
+    before this token.  They are not in the sequence yet.  With `edits=False` the logits are not changed before the
+    draw, and no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class SamplingTensors:
     ) -> tuple[torch.Tensor, ...]:
         """Draws token ids `[B]`.  `positions` `[B]` int64 holds the index of each new token in its sequence.
 
-        If some rows want log-probabilities, also returns token ids `[rows, 1 + n]`: the drawn token and the likeliest
-        tokens. Then also returns their log-probabilities, from the unchanged logits.  The kernel's `top_n` is not used,
-        because it would search all rows."""
+        If rows want log-probabilities, also returns two tensors `[rows, 1 + n]` for these rows.  The first holds the
+        ids of the drawn token and of the `n` likeliest tokens.  The second holds their log-probabilities, from the
+        unchanged logits.  The kernel's `top_n` is not used: it would search all rows."""
         token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (token_ids,)

@@ -52,14 +52,14 @@ class Step:
 class Scheduler:
     """Plans steps with a budget of tokens: first one token of every decoding sequence, then chunks of prompts that fit.
 
-    Prompts are admitted in the order of their arrival, when there are free pages for all tokens of the prompt.  If the
+    Prompts start in the order of their arrival.  A prompt starts when there are free pages for all its tokens.  If the
     pages run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
     (recomputation, as in vLLM).  `check` refuses a sequence that does not fit into the whole cache, so the oldest
     sequence can always finish.
 
     `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt runs in one step.  A prompt
-    that is longer than the remaining budget then runs as the only prompt of a step.  With `continuous=False` (static
-    batches), prompts are admitted only after all running sequences have ended."""
+    above the remaining budget then runs as the only prompt of a step.  With `continuous=False` (static batches),
+    prompts start only after all running sequences have ended."""
 
     blocks: BlockManager
     max_num_seqs: int
@@ -147,20 +147,20 @@ class Scheduler:
         """Gives every running sequence a page for its next token.  Returns the sequences that lost their pages."""
         preempted_sequences: list[Sequence] = []
         grow_blocks, block_size = self.blocks.grow, self.blocks.block_size
-        position = 0
-        while position < len(self.running):
-            sequence = self.running[position]
+        running_index = 0
+        while running_index < len(self.running):
+            sequence = self.running[running_index]
             # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
             if len(sequence.token_ids) + sequence.unread > len(sequence.block_ids) * block_size:
                 while not grow_blocks(sequence, len(sequence)):
-                    victim = max(self.running, key=_order)
-                    position -= self.running.index(victim) < position
-                    self._preempt(victim)
-                    preempted_sequences.append(victim)
-                    if victim is sequence:
-                        position -= 1
+                    victim_sequence = max(self.running, key=_order)
+                    running_index -= self.running.index(victim_sequence) < running_index
+                    self._preempt(victim_sequence)
+                    preempted_sequences.append(victim_sequence)
+                    if victim_sequence is sequence:
+                        running_index -= 1
                         break
-            position += 1
+            running_index += 1
         return preempted_sequences
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:

@@ -25,7 +25,7 @@ PENALTY_RANGE = (1e-6, 1e6)
 """The bounds of `repetition_penalty`.  Within these bounds no logit of a model becomes infinite."""
 _INTEGER_FIELDS = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
 _MAY_BE_NONE = (*MODEL_SETTINGS, "seed", "logprobs")
-_RANGES: Mapping[str, tuple[float, float]] = {
+_VALUE_RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
     "n": (1, math.inf),
@@ -93,7 +93,7 @@ class SamplingParams:
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
-        for name, (minimum, maximum) in _RANGES.items():
+        for name, (minimum, maximum) in _VALUE_RANGES.items():
             value, is_integer = getattr(self, name), name in _INTEGER_FIELDS
             is_valid = _is(int if is_integer else int | float, value) and minimum <= value <= maximum
             if not is_valid and not (value is None and name in _MAY_BE_NONE):

@@ -56,7 +56,7 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
         return StepInput(token_ids, on_device(positions, device), on_device(slots, device), table, seq_lens)
     span_starts = np.array([span.start for span in spans])
     span_lengths = np.array([len(span.tokens) for span in spans])
-    span_ends, bounds = span_starts + span_lengths, np.concatenate([[0], np.cumsum(span_lengths)])
+    span_ends, span_bounds = span_starts + span_lengths, np.concatenate([[0], np.cumsum(span_lengths)])
     pages = -(-span_ends // batch.block_size)
     tables = np.full((len(spans), pages.max()), -1, np.int32)
     for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
@@ -64,10 +64,10 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     span_positions = ramp(span_lengths) + np.repeat(span_starts, span_lengths)
     page = tables[np.repeat(np.arange(len(spans)), span_lengths), span_positions // batch.block_size].astype(np.int64)
     history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if span_starts.any() else None
-    chunks = Chunks(on_device(bounds.astype(np.int32), device), int(span_lengths.max()), history)
+    chunks = Chunks(on_device(span_bounds.astype(np.int32), device), int(span_lengths.max()), history)
     # Every row of the batch, and the last tokens of the spans.
     n, num_drawn = len(seq_lens), np.array([span.num_drawn for span in spans])
-    span_rows = n + ramp(num_drawn) + np.repeat(bounds[1:] - num_drawn, num_drawn)
+    span_rows = n + ramp(num_drawn) + np.repeat(span_bounds[1:] - num_drawn, num_drawn)
     return StepInput(
         torch.cat([token_ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
         on_device(np.concatenate([positions, span_positions]), device),

@@ -45,9 +45,9 @@ class StopText:
         held_size = 0
         if not last and not self.stopped:
             text, hidden = self.text, len(self.text) - self._shown  # what was shown begins no stop text
-            for stop in self._stops:
-                sizes = range(min(len(stop) - 1, hidden), held_size, -1)
-                held_size = next((size for size in sizes if text.endswith(stop[:size])), held_size)
+            for stop_text in self._stops:
+                sizes = range(min(len(stop_text) - 1, hidden), held_size, -1)
+                held_size = next((size for size in sizes if text.endswith(stop_text[:size])), held_size)
         new_text = self.text[self._shown : len(self.text) - held_size]
         self._shown += len(new_text)
         return new_text
@@ -56,10 +56,10 @@ class StopText:
         old_length = len(self.text)
         self.text += piece
         matches = []
-        for stop in self._stops if self._left < 0 else ():
-            start = self.text.find(stop, max(0, old_length - len(stop) + 1))
+        for stop_text in self._stops if self._left < 0 else ():
+            start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
             if start >= 0:
-                matches.append((start + len(stop), start))
+                matches.append((start + len(stop_text), start))
         if matches:
             self.text = self.text[: min(matches)[1]]
             self.stopped = True

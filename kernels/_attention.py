@@ -18,9 +18,9 @@ LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Returns the bytes that attention moves.  Counts each operand once, because L2 or a CPU's cache keeps a sequence's
-    keys for all its queries.  In a dense batch, does not count keys that no query's window contains.  The result of fp8
-    attention is bf16."""
+    """Returns the bytes that attention reads and writes.  Counts each operand once, because L2 or a CPU's cache keeps a
+    sequence's keys for all its queries.  In a dense batch, leaves out keys that are in no query's window.  The result
+    of fp8 attention is bf16."""
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -37,7 +37,7 @@ def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of attention without keys: zeros to `of.out`, and the sinks (or -inf) to `of.lse`."""
+    """Writes the result of attention without keys: `of.out` is zeros.  `of.lse` is the sinks, or -inf without sinks."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -63,8 +63,8 @@ def never_zero(softmax_scale: float | None) -> float | None:
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns three groups of arguments for a Triton attention kernel.  The first group is `window`, `scale`, `factor`
-    (never negative) and `cap` for `lib.attention.weigh`.  The second is the strides of `out`, `lse` and `sinks`.  The
+    """Returns three groups of arguments for a Triton attention kernel.  The first is `(window, scale, factor, cap)` for
+    `lib.attention.weigh`.  `factor` is never negative.  The second is the strides of `out`, `lse` and `sinks`.  The
     third is the constants.  `keys` is the number of keys of the longest sequence."""
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing

@@ -1,6 +1,6 @@
 """Defines configs of attention kernels (tiles of queries and keys), and the tuning of kernels that load by pointers.
 
-Under a causal mask, CTAs have different amounts of work, so the estimate of a CTA's resources has no number of FLOPs.
+The estimate of a CTA's resources has no FLOPs, because a causal mask gives CTAs different amounts of work.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def padded(head_dim: int) -> int:
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory.  The number was read in
-    compiled kernels; tests/contracts/test_configs.py compares it."""
+    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory.  The rule was read in
+    compiled kernels; tests/contracts/test_configs.py checks it."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     uses_wgmma = config.block_m >= 64 and scheme.activation != torch.float32
     staged_count = config.num_stages if uses_wgmma else config.num_stages - 1
@@ -49,7 +49,7 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Returns registers per thread: fp32 accumulator, scores, `others`, and 16-bit softmax weights with `weights`."""
+    """Returns registers per thread: fp32 accumulator, scores, `others`, and with `weights` 16-bit softmax weights."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -69,8 +69,9 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """Returns the tuning of a kernel that loads by pointers.  `weights` and `others` go to `registers`, which estimates
-    the registers per thread.  `widest` is the default config for the largest head_dim in fp32."""
+    """Returns the tuning of a kernel that loads by pointers.  `weights` and `others` are arguments of `registers`.
+    `widest` is the default config for the largest head_dim in fp32.
+    """
     defaults = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

@@ -1,4 +1,4 @@
-"""Holds a function that makes a fake GPU.  Some files need a GPU when they are imported on a machine without a GPU."""
+"""Holds a function that makes a fake GPU.  Some files need a GPU when a machine without a GPU imports them."""
 
 from __future__ import annotations
 

@@ -20,5 +20,5 @@ def checks_values(tensor: torch.Tensor) -> bool:
 
 def checks_bounds(bounds: torch.Tensor) -> bool:
     """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  On a CPU it checks
-    them, because the check costs little and a wrong value may crash the process."""
+    them, because a wrong value may crash the process and the check costs little."""
     return (bounds.device.type == "cpu" and _device.counted_device_type is None) or checks_values(bounds)

@@ -51,9 +51,8 @@ class CudaCompileError(RuntimeError):
 def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> bytes:
     """Compiles CUDA C++ `source` for `arch` to a cubin, without a GPU.
 
-    `options` go to NVRTC (`-DTILE=64`, `--maxrregcount=128`).  Raises `CudaCompileError` with the compiler's log, and
-    `ValueError` on an invalid `arch`, or if CuPy or NVRTC is not installed.
-    """
+    `options` go to NVRTC (`-DTILE=64`, `--maxrregcount=128`).  Raises `CudaCompileError` with the compiler's log.
+    Raises `ValueError` if `arch` is invalid, or if CuPy or NVRTC is not installed."""
     return cubin_file(source, arch=arch, options=options).read_bytes()
 
 
@@ -110,8 +109,8 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Returns the cubin with its last byte.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The
-    program headers are at the end of this ELF file, so their offset, size and count give the file's size."""
+    """Restores the last byte of a cubin.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The
+    program headers end this ELF file, so their offset, size and count give the file's size."""
     (start,) = struct.unpack_from("<Q", cubin, 32)
     size, count = struct.unpack_from("<HH", cubin, 54)
     return cubin.ljust(start + size * count, b"\0")
@@ -170,7 +169,7 @@ def architecture(device: torch.device | int | None = None) -> str:
 
 
 def macros(**values: str | int | bool) -> tuple[str, ...]:
-    """Returns the NVRTC options that define `values` as macros.  A bool becomes 1 or 0."""
+    """Returns the NVRTC options that define `values` as macros, such as `-DTILE=64`.  A bool becomes 1 or 0."""
     return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())
 
 
@@ -186,10 +185,10 @@ def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bo
 class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
-    A tensor is passed as the address of its first element (no copy, any strides), and None as a null pointer.  A NumPy
+    A tensor becomes the address of its first element (no copy, any strides).  None becomes a null pointer.  A NumPy
     scalar keeps its dtype.  A `CudaMap` (tensor map) or a NumPy array of one structured element is passed by value.  A
     Python number raises `ValueError`, because its width is not known.  The launch is asynchronous, on the current
-    stream of the tensors' device. The first launch loads the kernel, so launch once before the capture of a CUDA graph.
+    stream of the tensors' device.  The first launch loads the kernel, so launch once before you capture a CUDA graph.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):

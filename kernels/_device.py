@@ -20,7 +20,7 @@ counted_device_type: str | None = None
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """Returns the device type of `x`, such as `cuda`.  While traffic is counted, returns the simulated device type."""
+    """Returns the device type of `x`, such as `cuda`, or the simulated device type while traffic is counted."""
     return counted_device_type or x.device.type
 
 
@@ -37,10 +37,11 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `launcher`: during a call, the GPU of its first tensor is the current GPU, because Triton launches there.
+    """Wraps `launcher`, so that the GPU of its first tensor is the current GPU during a call.  Triton launches on the
+    current GPU.
 
-    This takes 0.4 to 0.7 us of host time for tensors on a CPU.  With a GPU, the wrapper also asks torch for the current
-    GPU, and this time is not measured."""
+    For tensors on a CPU, this takes 0.4 to 0.7 us of host time.  With a GPU, the wrapper also asks torch for the
+    current GPU.  This time is not measured."""
 
     @wraps(launcher)
     def launch(*args: Any, **kwargs: Any) -> Any:

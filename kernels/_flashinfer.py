@@ -6,7 +6,7 @@ package of compiled kernels is installed.  A time measured after a warm-up does 
 FlashInfer divides the work of a batch on the host.  `plan` reads the lengths, and `run` launches the kernel.  An engine
 calls `plan` once per step for all layers.  The benchmark also calls `plan` first, so it measures `run` alone.  A call
 without a plan makes its own plan.  This waits for the device, so a CUDA graph cannot capture the call.  The next call
-does not reuse that plan.  A kernel may have changed the lengths in place, and the host cannot see this without a wait.
+makes a new plan, because a kernel may have changed the lengths in place.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WORKSPACE_BYTES = 512 * 2**20
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
-    """Wraps `model`, a function that counts the memory traffic of an attention kernel with queries `[..., D]`.  With
-    `return_lse`, adds the traffic of a launch that changes FlashInfer's log-sum-exp from base 2 to base e.
-    """
+    """Wraps `model`, a function that counts the memory traffic of FlashInfer's attention with queries `[..., D]`.  With
+    `return_lse`, another launch changes the log-sum-exp from base 2 to base e.  The wrapper adds the traffic of that
+    launch."""
 
     def traffic(inputs: Arguments) -> Traffic:
         base_traffic, lse_bytes = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
@@ -49,8 +49,8 @@ def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], 
 def make_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """Makes a wrapper of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class has
-    this argument.  A wrapper serves a single dtype and head_dim, because its first plan fixes its backend."""
+    """Makes an object of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class takes a
+    layout.  The object serves a single dtype and head_dim, because its first plan fixes its backend."""
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
@@ -115,25 +115,25 @@ def unseeing_rows(
     Both tensors are on the CPU.  `bounds` `[B + 1]` has the offsets of each sequence's queries.  `lengths` `[B]` has
     the numbers of keys."""
     query_counts = bounds.diff()
-    n_keyless = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
-    rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), n_keyless.tolist(), strict=False) if n]
+    row_counts = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
+    rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), row_counts.tolist(), strict=False) if n]
     return torch.cat(rows).to(device) if rows else None
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Splits each sequence into the queries that see no key and the queries that see a key.  Returns the new offsets.
 
-    `bounds` has the offsets of each sequence's queries.  Under a causal mask, the first queries see no key if a
-    sequence has more queries than keys.  FlashInfer's kernels for Ampere reject such a single sequence.  In a batch,
-    they do not mask a tile if its first query sees no key."""
+    `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys.  Under a causal mask, the
+    first queries of a sequence with more queries than keys see no key.  FlashInfer's kernels for Ampere reject such a
+    single sequence.  In a batch, they do not mask a tile if its first query sees no key."""
     query_counts = bounds.diff()
-    n_keyless = (query_counts - lengths).clamp(min=0)
-    part_sizes = torch.stack((n_keyless, query_counts - n_keyless), dim=1).flatten()
+    keyless_counts = (query_counts - lengths).clamp(min=0)
+    part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
     return torch.nn.functional.pad(part_sizes.cumsum(0), (1, 0)).int()
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages for the sequences that `seeing_apart` split.  The first part has no keys."""
+    """Returns the offsets of keys or pages after `seeing_apart` split each sequence.  The first part has no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 

@@ -60,9 +60,9 @@ class CudaMap:
             FILL_ZERO,
         )
         if status:
-            expected = "a matrix that cuTensorMapEncodeTiled takes"
+            expected_matrix = "a matrix that cuTensorMapEncodeTiled takes"
             problem = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
-            raise ValueError(f"tensor map: expected {expected}, got {problem}")
+            raise ValueError(f"tensor map: expected {expected_matrix}, got {problem}")
         return map_bytes.view([("bytes", np.uint8, MAP_BYTES)])
 
 

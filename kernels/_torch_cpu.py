@@ -22,8 +22,10 @@ TILE_K = 32
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Returns why torch's CPU matrix products give a wrong result for `a` `[M, K]`, or None if the result is right.
 
-    The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN in
-    these values makes the result NaN.  Rows without padding are safe, because values of `a` follow, not padding."""
+    torch reads past the end of each row, up to the next multiple of 32 values, and multiplies the extra values by 0.
+    An extra value of NaN makes the result NaN.  Rows without padding are safe, because the extra values then belong to
+    `a`.
+    """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape
@@ -36,7 +38,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns why a kernel that gives `inputs.a` to torch's matrix products must refuse `inputs`, or None."""
+    """Returns why a kernel must not give `inputs.a` to torch's matrix products, or None if their result is right."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 

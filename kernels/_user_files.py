@@ -16,7 +16,7 @@ IMPORT_ERRORS = (
 """The errors that the import of foreign code may raise."""
 MODULE_PREFIX = "rooflab_files_"
 """The first part of the module name of each user's file."""
-_folders: set[Path] = set()
+_user_folders: set[Path] = set()
 """The folders of the user's files imported so far.  They are on `sys.path`."""
 
 
@@ -26,17 +26,17 @@ def import_file(path: Path) -> ModuleType:
     The module belongs to a package with a unique name for each folder.  So relative imports work, and two users' files
     with the same name, such as `mine.py`, do not collide."""
     path = path.resolve()
-    root = path.parent
-    while (root / "__init__.py").is_file() and root != root.parent:
-        root = root.parent
-    package = f"{MODULE_PREFIX}{abs(hash(root))}"
+    package_root = path.parent
+    while (package_root / "__init__.py").is_file() and package_root != package_root.parent:
+        package_root = package_root.parent
+    package = f"{MODULE_PREFIX}{abs(hash(package_root))}"
     if package not in sys.modules:
         package_spec = ModuleSpec(package, None, is_package=True)
-        package_spec.submodule_search_locations = [str(root)]
+        package_spec.submodule_search_locations = [str(package_root)]
         sys.modules[package] = importlib.util.module_from_spec(package_spec)
-    for folder in (root, path.parent):
+    for folder in (package_root, path.parent):
         _put_first(folder)
-    inner_package = ".".join((package, *path.parent.relative_to(root).parts))
+    inner_package = ".".join((package, *path.parent.relative_to(package_root).parts))
     importlib.import_module(inner_package)
     name = f"{inner_package}.{path.stem.replace('.', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -59,10 +59,10 @@ def _put_first(folder: Path) -> None:
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
         module_folder = file.parent.parent if file.name == "__init__.py" else file.parent
-        if "." not in name and module_folder != folder and module_folder in _folders and _has(folder, name):
+        if "." not in name and module_folder != folder and module_folder in _user_folders and _has(folder, name):
             for unloaded_name in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:
                 del sys.modules[unloaded_name]
-    _folders.add(folder)
+    _user_folders.add(folder)
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -10,14 +10,14 @@ import numpy as np
 
 BUSY_SHARE = 0.1
 """A thread counts as working if it ran for more than this fraction of the busiest thread's running time."""
-_TASKS = Path("/proc/self/task")
+_THREADS_FOLDER = Path("/proc/self/task")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
     """Returns for each thread how long it ran and how long it waited for a core, in nanoseconds.  Leaves out threads
     that have ended.  Returns an empty dict if the operating system does not report these times."""
     thread_times = {}
-    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+    for task in _THREADS_FOLDER.iterdir() if _THREADS_FOLDER.is_dir() else ():
         with suppress(OSError):
             ran_ns, waited_ns, _ = map(int, (task / "schedstat").read_text().split())
             thread_times[int(task.name)] = (ran_ns, waited_ns)
@@ -29,7 +29,7 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
 
     `began` is a result of `run_times`.  Returns None if the operating system does not report these times.  Leaves out
     threads that hardly ran, such as a library's helper thread."""
-    deltas = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
-    max_ns = max((ran for ran, _ in deltas), default=0)
-    ran, waited = np.sum([delta for delta in deltas if delta[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
+    elapsed = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
+    max_ns = max((ran for ran, _ in elapsed), default=0)
+    ran, waited = np.sum([times for times in elapsed if times[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
     return float(waited / ran) if ran > 0 else None

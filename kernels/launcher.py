@@ -35,7 +35,7 @@ MAX_LAYOUTS = 4096
 
 @dataclass(slots=True)
 class BoundCall:
-    """Holds the results of the checks for one layout, and what every call with this layout needs."""
+    """Holds the results of the checks for one layout, and the data that every call with this layout needs."""
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
@@ -201,7 +201,7 @@ class Launcher:
         return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, instead)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """Returns the pairs of tensors that may not overlap: an output of the caller with any other tensor."""
+        """Returns the pairs of tensors that must not overlap: an output that the caller passed, and another tensor."""
         byte_counts = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -256,19 +256,21 @@ def kernel(
 ) -> Callable[[Function], Function]:
     """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
 
-    The launcher is called after the checks, with all arguments that it names.  Its results (named as in the contract)
-    are allocated, and its `config` is chosen.  It need not return the results.  A launcher without results among its
-    parameters returns the tensors that it made.  A launcher with `**others` gets all of the op's arguments.
+    The launcher is called after the checks, with the arguments that its parameters name.  With `**others` it gets all
+    of the op's arguments.  Before the call, its results (named as in the contract) are allocated, and its `config` is
+    chosen.  It need not return them.  A launcher without results among its parameters returns its own tensors.
 
-    `options` are fields of `Takes` (the calls that the kernel takes) and other fields of `Kernel`.  `unsupported` gives
-    further reasons to refuse a call.  `aligned` names tensors with an address that matters to `unsupported` or `bind`.
-    The address of `out` then matters too.  `bind` is called once for each layout, with arguments and results.  The
-    launcher gets the result of `bind` as `bound`.  `empty` computes the results if an argument is empty and the results
-    are not.  `packed` describes the weight that `prepare` makes.  With `allocates`, the launcher gets None for a result
-    that the caller did not pass.  It returns its own tensor, because a torch call is fastest then.  A C++ kernel itself
-    makes the checks of the contract's `bounds`.  `traffic` finds the config of the launch in `inputs.config`.  Without
-    `traffic`, the torch calls of a kernel in an op's folder are `counted`.  A kernel named `naive` or `library` has
-    that role; other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
+    - `unsupported` returns a further reason to refuse a call.  `aligned` names tensors with an address that matters to
+      `unsupported` or `bind`.  The address of `out` then matters too.
+    - `bind` is called once for each layout, with arguments and results.  The launcher gets its value as `bound`.
+    - `empty` computes the results if an argument is empty and the results are not.
+    - `packed` describes the weight that `prepare` makes.
+    - `allocates`: a result that the caller did not pass is None.  The launcher returns its own tensor, for speed.
+    - `traffic` finds the config of the launch in `inputs.config`.  By default, torch calls are `counted`.
+    - `options` are fields of `Takes` (the calls that the kernel takes), and other fields of `Kernel`.
+
+    A C++ kernel itself makes the checks of the contract's `bounds`.  A kernel named `naive` or `library` has that role;
+    other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 
     def decorate(fn: Function) -> Function:

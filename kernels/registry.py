@@ -144,8 +144,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns why the kernel cannot take these arguments, or None.  The reason also names a kernel that can take
-        them.  With `spec`, the reason names no other kernel.  An op that is not registered needs `spec`."""
+        """Returns the reason why the kernel cannot take these arguments, or None.  Without `spec`, the reason also
+        names a kernel that can take them.  If the op is not registered, the caller must pass its `spec`."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -160,8 +160,8 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device`, or None if the kernel takes no config.  A recorded choice is used
-        if it is legal for this case, else the default.  A case without rows has no recorded choice."""
+        """Returns the config of a launch on `device`, or None if the kernel takes no config.  This is the recorded
+        choice if there is one that is legal for `case`, else the default."""
         if self.tuning is None:
             return None
         rows, gpu_name = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -200,8 +200,8 @@ def interpreting() -> bool:
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns the reasons why kernels must not run in this process, by kernel id.  Such a kernel broke another process
-    of the run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
+    """Returns the kernels that must not run in this process, by id, with the reasons.  Such a kernel broke another
+    process of the run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
@@ -232,9 +232,8 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     """Registers the decorated function as a kernel of `op` and returns it.  A Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    arguments (plus `EXTRA_ARGUMENTS`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises
-    `ValueError` on a taken name, or on an unknown role, backend or op.
-    """
+    arguments (plus `EXTRA_ARGUMENTS`).  Also raises it if a tunable kernel lacks `tuning` or the argument `config`.
+    Raises `ValueError` on a taken name, or on an unknown role, backend or op."""
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
@@ -262,8 +261,8 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` unless the kernel takes the reference's arguments in order; keyword-only arguments may be
-    missing.  The argument `config` must come with `tuning`, and `plan` with a function `plan`."""
+    """Raises `TypeError` if the kernel does not take the reference's arguments in order; keyword-only ones may be
+    missing.  The argument `config` must come with `tuning`, and the argument `plan` with a function `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra_parameters = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
     expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
@@ -316,12 +315,12 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns a text such as `; gemm/tma takes it`, with a simpler kernel that takes `inputs`, or library or naive."""
-    spec, rungs, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
-    while lower_name in rungs and lower_name not in (*names, "naive"):
+    """Returns a text such as `; gemm/tma takes it`: a simpler kernel that takes `inputs`, or library or naive."""
+    spec, kernel_by_name, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
+    while lower_name in kernel_by_name and lower_name not in (*names, "naive"):
         names.append(lower_name)
-        lower_name = rungs[lower_name].over
-    candidates = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
+        lower_name = kernel_by_name[lower_name].over
+    candidates = (kernel_by_name[name] for name in (*names, "library", "naive") if name in kernel_by_name)
     takers = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(takers, 1))
 
@@ -334,7 +333,7 @@ def _folders() -> tuple[str, ...]:
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels of one op of the repository, and of other ops only files that these kernels import."""
+    """Imports the kernels of one op of the repository.  Of other ops, imports only files that these kernels need."""
     with _load_lock:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")

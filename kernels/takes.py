@@ -33,7 +33,7 @@ Inner = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a kernel cannot run.  Its text is, for example, `UNSUPPORTED: needs sm90, found sm80`."""
+    """Holds the reason why a kernel cannot run.  Its text is, for example, `UNSUPPORTED: needs sm90, found sm80`."""
 
     status: Literal["UNSUPPORTED", "UNAVAILABLE"]
     reason: str
@@ -72,7 +72,7 @@ class Takes:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns why a call with these arguments is refused, by a field or by the function `rest`, or None."""
+        """Returns why a call with these arguments is refused, or None.  Checks the fields, then calls `rest`."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
@@ -114,7 +114,7 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Returns why TMA cannot make a tensor map of `x`, or None.  Without `tma`: why 16-byte copies do not fit `x`."""
+    """Returns why TMA cannot make a tensor map of `x`, or None.  With `tma` off, checks only for 16-byte copies."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:

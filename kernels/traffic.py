@@ -68,8 +68,8 @@ def steps(*moves: tuple[float, float]) -> Traffic:
 
 
 def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) -> Traffic | None:
-    """Returns the traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda).
-    Returns None if the kernel refuses the inputs with a `ValueError`."""
+    """Returns the traffic of the torch calls that `kernel` makes with these real or `meta` inputs, as on `device` (cpu
+    or cuda).  Returns None if the kernel refuses the inputs with a `ValueError`."""
     with torch.inference_mode(False):
         arguments = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         try:
@@ -80,7 +80,7 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
 
 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
-    """Returns the calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
+    """Returns the torch calls that `run()` makes and that move data, in order, as on `device` (cpu or cuda)."""
     calls: list[TorchCall] = []
     previous_device, _device.counted_device_type = _device.counted_device_type, device
     try:
@@ -157,10 +157,10 @@ def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.
         empty_sum: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
         return empty_sum.log_()
     max_values = aten.amax(x, dim, True)
-    squeezed_max = max_values if keepdim else aten.squeeze(max_values, dim)
-    squeezed_max.masked_fill_(squeezed_max.abs() == math.inf, 0)
+    result_max = max_values if keepdim else aten.squeeze(max_values, dim)
+    result_max.masked_fill_(result_max.abs() == math.inf, 0)
     total: torch.Tensor = aten.sum((x - max_values).exp_(), dim, keepdim)
-    return total.log_().add_(squeezed_max)
+    return total.log_().add_(result_max)
 
 
 COMPOSED_CALLS: Mapping[Any, Callable[..., torch.Tensor]] = {
@@ -181,7 +181,7 @@ RESULT_SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
 
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
-    """Returns `x` on `meta`.  Copies small integer tensors to the CPU instead: a kernel may read their values."""
+    """Returns `x` on `meta`.  A kernel may read the values of a small integer tensor, so it is copied to the CPU."""
     if not x.is_meta and x.dtype in VALUE_DTYPES and x.numel() <= MAX_KEPT_ELEMENTS:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -219,9 +219,9 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     if elementwise:  # torch would do this in Python too
         ones = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
         dtype = func(*ones[0], **ones[1]).dtype
-        like_tensor = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
-        layout = kwargs.get("memory_format") or torch.preserve_format
-        return torch.empty_like(like_tensor, dtype=dtype, device="meta", memory_format=layout)
+        stride_source = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
+        memory_format = kwargs.get("memory_format") or torch.preserve_format
+        return torch.empty_like(stride_source, dtype=dtype, device="meta", memory_format=memory_format)
     keep_values = name in ROW_READS and not any(x.is_meta for x in tensors[1:])  # a mask must have values
     meta_args = [x if keep_values and index else tree_map_only(torch.Tensor, _meta, x) for index, x in enumerate(args)]
     return func(*meta_args, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
@@ -236,7 +236,7 @@ def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
-    """Returns a tensor of the elements that a call writes into its first operand."""
+    """Returns a tensor with the shape of the elements that a call writes into its first operand."""
     target_tensor = _meta(args[0])
     if name == "index_put_":
         written_elements: torch.Tensor = aten.index.Tensor(target_tensor, args[1])

@@ -30,7 +30,7 @@ class LaunchConfig:
 
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
-        """Returns the fields as keyword arguments of a launch: `block_m` as `BLOCK_M`, `num_warps` unchanged."""
+        """Returns the fields as arguments of a launch.  Names are in capitals, except `num_warps` and `num_stages`."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # of a derived dataclass
         return {name if name in ("num_warps", "num_stages") else name.upper(): getattr(self, name) for name in names}
 
@@ -83,7 +83,7 @@ class Defaults:
         if self.sizes is not None:
             sizes |= self.sizes(case, scheme)
         for max_sizes, config in self.rows:
-            if all(sizes[name] <= limit for name, limit in max_sizes.items()) and is_legal(config, case, scheme):
+            if all(sizes[name] <= max_size for name, max_size in max_sizes.items()) and is_legal(config, case, scheme):
                 return config
         raise ValueError(f"config: no default is legal for {case} in {scheme.name}")
 

@@ -1,32 +1,35 @@
 """Holds the maths that all attention ops share: the keys that a query sees, `softmax(scores) @ V`, and the tolerance.
 
-The score of a query q and a key k is `q . k * softmax_scale`. A soft cap (Gemma 2, arXiv 2408.00118) changes a score to
-`cap * tanh(score / cap)`. T is the number of queries, and S is the number of keys. With `causal`, query i sees the keys
-`j <= i + S - T` (bottom-right aligned). With a `window` (Mistral 7B, arXiv 2310.06825), query i sees only the newest
-`window` of these keys. A head may have a sink (gpt-oss, arXiv 2508.10925). A sink adds one more score to the softmax's
-denominator, and has no value. The log-sum-exp is the natural logarithm of the denominator. A query that sees no key has
-the output 0. Without a sink, its log-sum-exp is -inf.
+T is the number of queries, S is the number of keys, and D is the head size. The score of a query q and a key k is `q .
+k * scale`. A soft cap (Gemma 2, arXiv 2408.00118) changes a score to `cap * tanh(score / cap)`. With `causal`, query i
+sees the keys `j <= i + S - T` (bottom-right aligned). With a `window` (Mistral 7B, arXiv 2310.06825), query i sees only
+the newest `window` of these keys. A sink (gpt-oss, arXiv 2508.10925) is one more score of a head. The sink counts in
+the softmax's denominator, and has no value. The log-sum-exp is the natural logarithm of the denominator. A query that
+sees no key has the output 0. Without a sink, its log-sum-exp is -inf.
 
-The formula below is the tolerance of an output element `ref`. P holds the exact softmax weights, D is the head size,
-and c = 4. u_acc = 2**-24 is the unit roundoff of fp32 sums. u_P is the unit roundoff of the dtype of P in `P @ V`, and
-eta is half the smallest subnormal of this dtype. u_out and eta_out are the same two values for the output dtype. Z is
-the denominator divided by the exponential of the row's largest score.
+The tolerance of an output element `ref` is:
 
     (u_P + expm1(2 * delta) + c * u_acc * (sqrt(S) + 1)) * (P @ |V|)  +  (eta / Z + 2**-126) * sum_j |V_j|
         +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
+P holds the exact softmax weights, and c = 4. u_acc = 2**-24 is the unit roundoff of fp32 sums. u_P is the unit roundoff
+of the dtype of P in `P @ V`. eta is half the smallest subnormal of this dtype. u_out and eta_out are the same two
+values for the output dtype. Z is the denominator divided by the exponential of the row's largest score.
+
 delta is the error of a score. A score sums D terms, with an error of about u_acc * sqrt(D) times the sum of their
 magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. A conversion to
-base 2 rounds a sink once more. The error delta changes a numerator exp(s) and the denominator sum exp(s) by a factor of
-at most e^delta each, hence expm1(2 * delta). Rounding P costs u_P of each term. An underflow of P costs eta, relative
-to the row's largest weight; hence eta / Z. Z is at least 1, unless a sink is larger. A weight below the normal numbers
-of fp32 may become 0. An output below the normal numbers of its dtype is rounded to a multiple of the smallest
-subnormal, which costs eta_out. `P @ V` sums S terms, and the exponential has an error of a few u_acc. Errors of random
-sign add up as a random walk, hence sqrt(D) and sqrt(S); c = 4 covers the tail of the walk. The error of the log-sum-exp
-is delta plus the error of the denominator's sum.
+base 2 rounds a sink once more. The error delta changes the numerator exp(s) and the denominator sum exp(s) by a factor
+of at most e^delta each. Together this gives expm1(2 * delta).
 
-Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in `Q K^T` and in `P @ V`.
+Rounding P costs u_P of each term. An underflow of P costs eta, relative to the row's largest weight. This gives eta /
+Z. Z is at least 1, unless a sink is larger than all scores. A weight below the normal numbers of fp32 may become 0. An
+output below the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, which costs eta_out. `P
+@ V` sums S terms, and the exponential has an error of a few u_acc. Errors of random sign add up as a random walk. This
+gives sqrt(D) and sqrt(S), and c = 4 covers the tail of the walk. The error of the log-sum-exp is delta plus the error
+of the denominator's sum.
+
+Hopper's accumulator for fp8 matrix products has 14 bits (`gemm_fp8`). For fp8, u_acc is 2**-13 in `Q K^T` and `P @ V`.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ OPTION_AXES: Mapping[str, Axis] = {
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes a test case with `group * H_kv` query heads, or None for a window without `causal`. `equal` sets S = T."""
+    """Makes a test case with `group * H_kv` query heads. A window without `causal` gives None. `equal` sets S = T."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -110,7 +113,7 @@ class KeyRange:
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """Returns the range of keys that each query sees. Raises `ValueError` if `window` is below 1 or not causal."""
+    """Returns the range of keys that each query sees. Raises `ValueError` on a `window` that is < 1 or not causal."""
     _check_window(window, causal)
     end_keys = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first_keys = torch.zeros_like(end_keys) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
@@ -251,7 +254,7 @@ def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | N
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns each query's largest |q| . |k| over its visible keys, (heads, group, rows), or 0 without such keys."""
+    """Returns each query's largest |q| . |k| over its visible keys: (heads, group, rows). It is 0 without such keys."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
@@ -274,7 +277,7 @@ def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 def _averaged(
     scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns `softmax(scores) @ values`, the largest score of each row, and the logarithm of each softmax denominator.
+    """Returns `softmax(scores) @ values`, each row's largest score, and the log of each row's softmax denominator.
     Overwrites `scores`. A query that sees no key gets 0. values: (heads, keys, Dv); sink: (heads, group, 1)."""
     max_scores = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
     row_max = max_scores if sink is None else torch.maximum(max_scores, sink)
@@ -322,8 +325,8 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
     """Yields inputs that reveal 16-bit intermediates: values of one sign, and a large score that all keys share. Then
     yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score.
 
-    `q`, `k` and `v` are names of arguments. Random data would hide such errors behind the rounding of the weights.
-    """
+    `q`, `k` and `v` are names of arguments. Random data would not reveal such errors: they are smaller than the
+    rounding of the weights."""
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared_score_inputs = {name: inputs[name].clone() for name in (q, k)}
     shared_score_inputs[q][..., 0] = 8.0
@@ -348,8 +351,7 @@ def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
     """Returns the cost of attention with `pairs` visible (query, key) pairs, summed over all heads. The output has the
-    shape of q. `value_dim` is the width of a value; the default is `head_dim`. `lse_rows` is the number of log-sum-exps
-    that the op writes."""
+    shape of q, with `value_dim` (default: `head_dim`) as the last dimension. The op writes `lse_rows` log-sum-exps."""
     value_width = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
     size = 2 if q.element_size() == 1 else q.element_size()

@@ -25,11 +25,11 @@ def cases_of(op: str, suite: str) -> list[str]:
 def read(suite: str) -> Mapping[str, Any]:
     """Returns the parsed JSON of the file `suite`. Raises `ValueError` if `rooflab capture` did not write this file."""
     try:
-        data = json.loads(Path(suite).read_text(encoding="utf-8"))
-        if data["rooflab_suite"] != FILE_VERSION or not all(
-            row["case"] for rows in data["ops"].values() for row in rows
+        file_content = json.loads(Path(suite).read_text(encoding="utf-8"))
+        if file_content["rooflab_suite"] != FILE_VERSION or not all(
+            row["case"] for rows in file_content["ops"].values() for row in rows
         ):
             raise ValueError("of another version")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"suite: expected a file of `rooflab capture`, got {suite!r}: {error}") from error
-    return dict(data)
+    return dict(file_content)

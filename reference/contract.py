@@ -1,7 +1,8 @@
 """Describes the tensors that an op takes and returns. `kernels/launcher.py` checks all calls with this description.
 
-The text of a shape lists its dimensions, such as `T H`. A dimension name has the same value in all tensors of a call.
-`2I`, `K/2` and `B+1` are computed from such a value. A name may also be an integer argument of the op (`latent_dim`).
+The text of a shape lists its dimensions, such as `T H`. A dimension name has the same value in all tensors of a call. A
+dimension may be computed from a name: `2I`, `K/2`, `B+1`. A name may also be an integer argument of the op
+(`latent_dim`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Dims = dict[str, int]
 class Dim:
     """One dimension of a shape: an integer, or an expression `times * name / over + plus`.
 
-    `K/16` is rounded down. With a factor, the quotient is rounded up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is K // 16, rounded down. If `times` is more than 1, the quotient is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -41,11 +42,11 @@ class Dim:
     @classmethod
     def parse(cls, text: str) -> Dim:
         """Parses the text of a dimension, such as `2I` or `K/2`. Raises `ValueError` on any other form."""
-        match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
-        if match is None or not (match[1] or match[2]):
+        dim_match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
+        if dim_match is None or not (dim_match[1] or dim_match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
-        factor_text, name, sign, operand = match.groups()
-        extra_fields = {"over": int(operand)} if sign == "/" else {"plus": int(operand)} if sign == "+" else {}
+        factor_text, name, operator, operand = dim_match.groups()
+        extra_fields = {"over": int(operand)} if operator == "/" else {"plus": int(operand)} if operator == "+" else {}
         return cls(text, name, int(factor_text or 1), **extra_fields)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
@@ -60,7 +61,7 @@ class Dim:
         )
 
     def solve(self, size: int) -> int | None:
-        """Returns the value of the name with which this dimension has `size` elements, or None if no value fits."""
+        """Returns the value of `name` for which this dimension has `size` elements. Returns None if no value fits."""
         name_value, remainder = divmod((size - self.plus) * self.over, self.times)
         return None if remainder or name_value < 0 else name_value
 
@@ -120,7 +121,7 @@ class Argument:
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Returns whether the reference accepts an argument of this dtype, although kernels do not."""
+        """Returns whether the reference accepts `dtype` for this argument in addition to the dtypes of kernels."""
         if isinstance(self.dtype, str):
             return False
         return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == FP32_AND_FP64
@@ -214,11 +215,11 @@ class Contract:
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
         """Checks the arguments of a call, and returns the value of each dimension name.
 
-        Raises `ValueError` with the argument, the expected and the actual value. A reference passes `any_dtype`:
-        layouts are then not checked, and fp64 may replace fp32. An argument that allows several dtypes may then have
-        any float dtype of 16 bits or more."""
+        Raises `ValueError` with the argument, the expected and the actual value. A reference passes `any_dtype`, which
+        allows more. Layouts are then not checked. fp64 may replace fp32. An argument with several allowed dtypes may
+        then have any float dtype of 16 bits or more."""
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
-        first_tensor: Any = None
+        device_tensor: Any = None
         for name, argument in self.arguments.items():
             tensor: Any = arguments.get(name)
             if tensor is None and argument.optional:
@@ -227,7 +228,7 @@ class Contract:
             if not isinstance(tensor, expected_type):
                 expected_text = PACKED_TEXT if argument.packed else "a tensor"
                 raise ValueError(f"{name}: expected {expected_text}, got {type(tensor).__name__}")
-            first_tensor = tensor if first_tensor is None else first_tensor
+            device_tensor = tensor if device_tensor is None else device_tensor
             dtypes = (arguments[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
             expected_text = " or ".join(map(str, dtypes))
             if argument.packed and tensor.dtype not in dtypes:  # before the shape, which may be another weight's
@@ -238,9 +239,9 @@ class Contract:
                 raise ValueError(f"{name}: expected {expected_text}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
             # The lengths beside meta tensors are real tensors, on another device.
-            device_may_differ = first_tensor.is_meta or (tensor.is_meta and first_tensor.dtype in INDEX_DTYPES)
-            if tensor.device != first_tensor.device and not device_may_differ:
-                raise ValueError(f"{name}: expected a tensor on {first_tensor.device}, got one on {tensor.device}")
+            device_may_differ = device_tensor.is_meta or (tensor.is_meta and device_tensor.dtype in INDEX_DTYPES)
+            if tensor.device != device_tensor.device and not device_may_differ:
+                raise ValueError(f"{name}: expected a tensor on {device_tensor.device}, got one on {tensor.device}")
         if self.rules is not None:
             self.rules(arguments, dims)
         return dims
@@ -253,11 +254,11 @@ class Contract:
         if tensor.dtype != (dtype := result.dtype_of(arguments)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
         check_layout(name, tensor, result.layout)
-        inner_size = 1
+        inner_elements = 1
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size > 1 and stride < inner_size:
+            if size > 1 and stride < inner_elements:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
-            inner_size = max(inner_size, stride * size)
+            inner_elements = max(inner_elements, stride * size)
         device = next(arguments[key].device for key in self.arguments if arguments.get(key) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")

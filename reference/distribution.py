@@ -25,14 +25,14 @@ class ChiSquare:
 def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     """Tests whether `tokens` (N,) int64 are draws from the probabilities `law` (V,), which sum to 1.
 
-    Tokens with fewer than 5 expected draws are merged into one cell of the test (Cochran's rule). A correct sampler
-    fails once in 1 / `FALSE_ALARM` runs. Raises `ValueError` if fewer than two cells have 5 expected draws."""
+    Tokens with fewer than 5 expected draws share one cell of the test (Cochran's rule). A correct sampler fails once in
+    1 / `FALSE_ALARM` runs. Raises `ValueError` if fewer than two cells have 5 expected draws."""
     from scipy import stats  # this import takes 0.6 s
 
     law = law.double().cpu()
     draws = tokens.numel()
     observed_counts = torch.bincount(tokens.cpu(), minlength=len(law)).double()
-    outside = int(observed_counts[law == 0].sum())
+    outside_draws = int(observed_counts[law == 0].sum())
     expected_counts = law * draws
     rare_mask = (expected_counts < 5) & (law > 0)
     common_mask = expected_counts >= 5
@@ -45,11 +45,11 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
         raise ValueError(f"law: expected at least two cells of 5 expected draws, got {dof + 1} from {draws} draws")
     statistic = float(((observed_counts - expected_counts) ** 2 / expected_counts).sum())
     p_value = float(stats.chi2.sf(statistic, dof))
-    return ChiSquare(p_value >= FALSE_ALARM and outside == 0, p_value, smallest_effect(draws, dof), outside)
+    return ChiSquare(p_value >= FALSE_ALARM and outside_draws == 0, p_value, smallest_effect(draws, dof), outside_draws)
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """Returns the smallest Cohen's w that the test detects with probability `power`. Noncentrality: draws * w**2."""
+    """Returns the smallest Cohen's w that the test detects with probability `power`. Noncentrality is draws * w**2."""
     from scipy import stats
 
     critical_value = stats.chi2.isf(FALSE_ALARM, freedom)

@@ -42,11 +42,11 @@ class Sizes:
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws a size. Returns the kind of the size, and the size. The kinds are: the least size, a power of two or a
-        neighbour, a prime, any size, a size in the upper half of the range, and a size of a real model. `sizes` are the
-        numbers in a kernel's source file. Half of the draws are near or above one of these numbers, if one is in range.
+        """Draws a size, and returns its kind and the size. `sizes` are the numbers in a kernel's source file.
 
-        The logarithm of a size is uniform, except in the upper half."""
+        The kinds are: the least size, a power of two, a neighbour of a power of two, a prime, any size, a size in the
+        upper half of the range, and a size of a real model. If a number in `sizes` is in range, half of the draws are
+        near or above such a number. The logarithm of a size is uniform, except in the upper half."""
         usable_sizes = [source_size for source_size in sizes if self.least <= source_size <= self.most]
         if usable_sizes and state.randrange(2):
             source_size = state.choice(usable_sizes)
@@ -102,7 +102,7 @@ CaseMaker = Callable[[CaseValues], C | None]
 
 @dataclass(frozen=True)
 class Domain:
-    """The axes (sizes and options) of an op's test cases, and a function from one value per axis to a case."""
+    """The axes (sizes and options) of an op's test cases. `make` returns the case for one value per axis."""
 
     axes: Mapping[str, Axis]
     make: Callable[..., CaseValues | None]
@@ -111,8 +111,8 @@ class Domain:
     def cover(self, seed: int, settle: CaseMaker[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
         """Yields at most `count` random test cases. Each is the drawn candidate with the most new pairs of values.
 
-        Each of the first test cases has size 0 on one axis. `sizes` are numbers in a kernel's source file. With `sizes`
-        no test case has size 0, and some sizes are near these numbers."""
+        Without `sizes`, the first test cases have size 0 on one axis. `sizes` are numbers in a kernel's source file.
+        With `sizes`, no test case has size 0, and some sizes are near these numbers."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()
@@ -131,11 +131,11 @@ class Domain:
         self, state: random.Random, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, Value], set[frozenset[tuple[str, object]]]]:
         values: dict[str, Value] = {}
-        features: list[tuple[str, object]] = []
+        axis_values: list[tuple[str, object]] = []
         for name, axis in self.axes.items():
             size_kind, values[name] = axis.draw(state, sizes) if isinstance(axis, Sizes) else (None, state.choice(axis))
-            features.append((name, values[name] if size_kind is None else size_kind))
-        return values, {frozenset(pair) for pair in combinations(features, 2)}
+            axis_values.append((name, values[name] if size_kind is None else size_kind))
+        return values, {frozenset(value_pair) for value_pair in combinations(axis_values, 2)}
 
     def _point(self, values: Mapping[str, Value], settle: CaseMaker[C]) -> DomainPoint[C] | None:
         case_values = self.make(**values)

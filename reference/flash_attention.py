@@ -73,12 +73,12 @@ def reference(
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Returns whether v (B, S, H_kv, D) has stride 1 along S, as a view of a (B, H_kv, D, S) tensor does."""
+    """Returns whether v (B, S, H_kv, D) has stride 1 along S. A view of a (B, H_kv, D, S) tensor has this stride."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on options that need e4m3 operands: scales, and a v with stride 1 along S."""
+    """Raises `ValueError` on options that do not fit. Scales and a v with stride 1 along S need e4m3 operands."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -183,9 +183,9 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs with one dominant key: at each tile edge, at both ends of the keys, on the causal
-    diagonal, and at the window's start. Also yields NaN just past the last key. In fp8, also yields queries near zero,
-    and heads with magnitudes that differ by a factor of 1000."""
+    """Yields adversarial inputs with one dominant key. The key is at each tile edge, at both ends of the keys, on the
+    causal diagonal, and at the window's start. Also yields NaN just past the last key. In fp8, also yields queries near
+    zero, and heads with magnitudes that differ by a factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     key_labels = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2

@@ -57,12 +57,12 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Returns `softmax(q k^T * softmax_scale) @ v` of each sequence in fp64.
 
-    q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets from 0 to T and from 0 to S, in
-    ascending order. Sequence b has the queries from cu_seqlens_q[b] up to cu_seqlens_q[b + 1]. cu_seqlens_k gives its
-    keys in the same way. A sequence may have no queries or no keys. max_seqlen_q and max_seqlen_k are at least the
-    largest number of queries and of keys. Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. The
-    options are those of `flash_attention`. Raises `ValueError` if a row belongs to no sequence, because its result is
-    undefined."""
+    q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q and cu_seqlens_k are (B + 1,) int32 offsets in ascending order, from
+    0 to T and from 0 to S. The queries of sequence b are the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q. Its
+    keys are given by cu_seqlens_k in the same way. A sequence may have no queries or no keys. max_seqlen_q and
+    max_seqlen_k are at least the largest number of queries and of keys. Returns (T, H, D), and with `return_lse` the
+    log-sum-exp (T, H) too. The options are those of `flash_attention`. Raises `ValueError` if a row belongs to no
+    sequence, because its result is undefined."""
     arguments = locals()
     check_lengths(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -82,19 +82,19 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless offsets ascend from 0 to T or S, and no sequence is longer than its max_seqlen."""
+    """Raises `ValueError` unless offsets ascend from 0 to T or S, and each sequence is at most max_seqlen long."""
     for operand_name, end in (("q", dims["T"]), ("k", dims["S"])):
-        offsets, longest = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
+        offsets, given_max = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
         check_offsets(f"cu_seqlens_{operand_name}", offsets, end)
-        max_length = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
-        if max_length > longest:
-            raise ValueError(f"max_seqlen_{operand_name}: expected at least {max_length}, the longest, got {longest}")
+        max_length = max((end_row - start_row for start_row, end_row in pairwise(offsets.tolist())), default=0)
+        if max_length > given_max:
+            raise ValueError(f"max_seqlen_{operand_name}: expected at least {max_length}, the longest, got {given_max}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields two ranges per sequence: its rows of q, and its rows of k and v."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    row_ranges = [[slice(*end_rows) for end_rows in pairwise(offsets)] for offsets in bounds]
+    row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(offsets)] for offsets in bounds]
     return zip(*row_ranges, strict=True)
 
 
@@ -118,21 +118,21 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal random q, k and v of `B` sequences, and the options of the test case.
 
-    The lengths are log-normal, with a median of `T / 2` queries. A sequence has `S - T` more keys than queries. The
-    first sequence has `T` queries and `S` keys. If B >= 3, the middle sequence has no keys. If B >= 4, the last
-    sequence has no queries. If `ragged` is false, each sequence has `T` queries and `S` keys. On the device `meta` the
-    offsets are ordinary CPU tensors."""
+    If `ragged` is false, each sequence has `T` queries and `S` keys. Otherwise the lengths are log-normal, with a
+    median of `T / 2` queries and with `S - T` more keys than queries. Some sequences are special: the first has `T`
+    queries and `S` keys, the middle one (if B >= 3) has no keys, and the last one (if B >= 4) has no queries. On the
+    device `meta` the offsets are ordinary CPU tensors."""
     B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
     queries[:1] = T
-    ragged = case.get("ragged", True)
-    if not ragged:
+    is_ragged = case.get("ragged", True)
+    if not is_ragged:
         queries[:] = T
     keys = (queries + S - T).clamp(0, S)
-    if ragged and B >= 3:
+    if is_ragged and B >= 3:
         keys[B // 2] = 0
-    if ragged and B >= 4:
+    if is_ragged and B >= 4:
         queries[-1] = 0
     return _inputs(case, queries, keys, scheme, device, seed)
 
@@ -179,11 +179,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **bounds}
-    length_pairs = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
-    uneven = _inputs(case, length_pairs[0], length_pairs[1], scheme, device, seed)
+    q_k_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
+    uneven = _inputs(case, q_k_lengths[0], q_k_lengths[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven
     yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
-    first_mask = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(length_pairs[1, 0])
+    first_mask = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(q_k_lengths[1, 0])
     nan_inputs = {name: uneven[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
     yield "values: NaN in the keys of one sequence", {**uneven, **nan_inputs}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
@@ -194,15 +194,15 @@ def cost(args: Arguments) -> Cost:
     """Returns the cost: two dot products and one exponential per visible (query, key) pair. Keys that no query sees,
     and queries that see no key, are not read."""
     T, H, D = args.q.shape
-    pair_count, rows, keys_read = 0, 0, 0
+    pair_count, query_count, keys_read = 0, 0, 0
     for queries, keys in _spans(args.cu_seqlens_q, args.cu_seqlens_k):
         key_range = seen_keys(_length(queries), _length(keys), args.causal, args.window)
         pair_count += H * int(key_range.counts.sum())
-        rows += int((key_range.counts > 0).sum())
+        query_count += int((key_range.counts > 0).sum())
         if int(key_range.counts.sum()):
             keys_read += int(key_range.end.max() - key_range.first.min())
     slot_bytes = args.k.shape[1] * D * (args.k.element_size() + args.v.element_size())
-    read_bytes = rows * H * D * args.q.element_size() + keys_read * slot_bytes
+    read_bytes = query_count * H * D * args.q.element_size() + keys_read * slot_bytes
     read_bytes += nbytes(args.cu_seqlens_q, args.cu_seqlens_k, args.sinks)
     return attention_cost(pair_count, D, args.q, read_bytes, lse_rows=T * H if args.return_lse else 0)
 

@@ -66,16 +66,18 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns a tolerance of zero for the sum, and the tolerance of `rmsnorm` for the norm.
 
-    The rounded sum has exactly one right value. A kernel may first round to a wider format of at least 2p + 2 bits,
-    with p the bits of the dtype: this does not change the value. fp16 (p = 11) and bf16 (p = 8) need 24 bits. fp32 (p =
-    24) has 53 bits in fp64. So the norms of the kernel and of the reference have the same input."""
+    The rounded sum has exactly one right value. So the norms of the kernel and of the reference have the same input. A
+    kernel may first round the sum to a wider format. This does not change the value if the wider format has at least 2p
+    + 2 bits, with p the bits of the dtype. fp32 has 24 bits, enough for fp16 (p = 11) and bf16 (p = 8). fp64 has 53
+    bits, enough for fp32 (p = 24)."""
     out, new_residual, *scale = oracle
     norm_limit, *scale_limits = rmsnorm.tolerance(inputs, (out, *scale), scheme)
     return norm_limit, exact(new_residual), *scale_limits
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one column of `x` or `residual` dominates the mean square; a mean square near eps."""
+    """Yields adversarial inputs: one column of `x` or `residual` dominates the mean square. Also yields a mean square
+    near eps."""
     H = int(case["H"])
     for column in planted_columns(H):
         for name in ("x", "residual"):

@@ -99,15 +99,18 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance c u_acc sqrt(K) (size + |bias| + |residual|) + u_out |ref| + half a subnormal.
 
-    `size` bounds the partial sums, and c = 4. u_acc = 2**-24 and u_out are the unit roundoffs of fp32 and of the output
-    dtype: every dtype here is summed in fp32. K rounding errors of random sign, each relative to a partial sum, grow as
-    sqrt(K) (a random walk); c = 4 allows an unlucky walk. In 16 bits, `size` is the largest possible value, |A| |B|:
-    tensor cores truncate, so all errors have the same sign. In fp32, `size` is that of a random walk: |ref| +
-    sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses TF32.
+    c = 4, and `size` bounds the partial sums. u_acc = 2**-24 is the unit roundoff of fp32, in which every dtype here is
+    summed. u_out is the unit roundoff of the output dtype. A sum has K rounding errors of random sign, each relative to
+    a partial sum. These errors grow as sqrt(K) (a random walk), and c = 4 allows an unlucky walk.
+
+    In 16 bits, `size` is the largest possible value, |A| |B|: tensor cores truncate, so all errors have the same sign.
+    In fp32, `size` is that of a random walk: |ref| + sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses
+    TF32.
 
     In tf32, the rounding of the operands dominates. The relative error of one product a * b lies in [0, 2 u], u =
-    2**-10, with a mean below u and a standard deviation of 0.3 u. So u |A B| and 2.5 u sqrt((A*A) (B*B)) are added: the
-    mean and eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and fail."""
+    2**-10. Its mean is below u, and its standard deviation is 0.3 u. So u |A B| is added for the mean, and 2.5 u
+    sqrt((A*A) (B*B)) for eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and
+    fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
     walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
     magnitude = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
@@ -142,7 +145,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case with equal sizes of the dimensions in `equal`, where a kernel may confuse operands."""
+    """Makes a case in which the dimensions in `equal` have one size, because a kernel may then confuse operands."""
     equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 

@@ -1,9 +1,9 @@
 """gemm_fp8: computes `C = (a_scale * A) @ (b_scale * B) + bias`, with e4m3 operands and a bf16 result.
 
 A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). A matrix has one scale,
-or one scale per block. Blocks are 1 x 128 values of A and 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
+or one scale per block. A block is 1 x 128 values of A or 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
 3.3.2). Blocks at the edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma
-multiplies only this layout. The scales of B are (K/128, N/128). DeepGEMM needs them transposed.
+multiplies only this layout. The block scales of B are (K/128, N/128). DeepGEMM needs these scales transposed.
 """
 
 from __future__ import annotations
@@ -150,17 +150,19 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of fp32 sums as in `gemm` for 16 bits, the error of Hopper's fp8 accumulator,
-    and the rounding of the output.
+    """Returns the tolerance: the error of fp32 sums, the error of Hopper's fp8 accumulator, and the rounding of the
+    output.
 
-    Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is c u sqrt(K) (|A| |B| +
-    |bias|), u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. An instruction
-    sums over 32 values of K. It truncates the accumulator before the sum and the result after the sum. Each truncation
-    goes towards zero and costs up to 2**-13. The products are truncated too; these errors have random signs, and
-    together cost about as much as one more truncation. The total is 3 x 2**-13 of a partial sum of size |A B| +
-    sqrt((A*A) (B*B)), as in a random walk. After every four instructions the sum is added in fp32, hence 12 x 2**-13.
-    With `fast_accum`, the sum stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (For K = 128, a model of
-    the accumulator loses up to 7 x 2**-13 of the sum with a dominant k, else 2.6 x 2**-13.)"""
+    Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is the error of `gemm` for
+    16 bits: c u sqrt(K) (|A| |B| + |bias|), u = 2**-24, c = 4.
+
+    For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. An instruction sums over 32 values of K. It
+    truncates the accumulator before the sum, and the result after the sum. Each truncation goes towards zero and costs
+    up to 2**-13. The products are truncated too. These errors have random signs, and cost about one more truncation. So
+    one instruction costs 3 x 2**-13 of a partial sum. A partial sum has the size |A B| + sqrt((A*A) (B*B)), as in a
+    random walk. After every four instructions the sum is added in fp32, so the factor is 12 x 2**-13. With
+    `fast_accum`, the sum stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (In a model of the accumulator
+    with K = 128, the sum loses up to 7 x 2**-13 if one k dominates, and otherwise up to 2.6 x 2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]

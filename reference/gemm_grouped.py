@@ -66,9 +66,9 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
     """Draws a random assignment of T rows to E experts, and returns the offsets (E + 1,) int32 on the CPU.
 
-    Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew. Skew 0
-    is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. Which experts are
-    popular is random too. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
+    Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew. So
+    skew 0 is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. The order of
+    popularity is random. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
@@ -126,7 +126,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one index k, at a tile edge in K, dominates the sum over all other k. Also yields very
-    large first and last rows of every expert. They reveal a row that goes to the wrong expert or is stored twice."""
+    large first and last rows of every expert, to reveal a row that goes to the wrong expert or is stored twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -151,7 +151,7 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """Makes a test case from drawn values. Returns None if the random routing would take a second."""
+    """Makes a test case from random sizes. Returns None if the routing would be slow (about one second)."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 

@@ -79,14 +79,14 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of `a @ b` as in `gemm`, multiplied by the slope of the activation, plus the
-    activation's error.
+    """Returns the tolerance: the error of `a @ b` times the slope of the activation, plus the activation's error.
 
-    The values x of `gate` and `up` have the errors e_gate and e_up, as in `gemm`: c u_acc sqrt(K) size + u_out |x| +
-    half a subnormal. This includes one rounding to the dtype, because library calls round `a @ b`. |silu'| is at most
-    1.1. So the error of silu(gate) * up is 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds the
-    tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the
-    output."""
+    The values x of `gate` and `up` have the errors e_gate and e_up. Both are errors of `gemm`: c u_acc sqrt(K) size +
+    u_out |x| + half a subnormal. They include one rounding to the dtype, because library calls round `a @ b`. |silu'|
+    is at most 1.1. So silu(gate) * up has the error 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up.
+
+    The activation adds the tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| +
+    subnormals of the output."""
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
     gate_error, up_error = error[:, : gate.shape[1]], error[:, gate.shape[1] :]
@@ -99,7 +99,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Returns the tolerance of `gemm` for `product = a @ b`. In fp32, partial sums have the size of a random walk."""
+    """Returns the tolerance of `gemm` for `product = a @ b`."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:
@@ -111,7 +111,7 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one index k, at a tile edge in K, dominates the sum over all other k. Also yields
-    gates in the first and last column that are so large that a simple exp(-gate) overflows."""
+    large gates in the first and the last column: a simple exp(-gate) overflows there."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

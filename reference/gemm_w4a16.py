@@ -1,10 +1,12 @@
 """gemm_w4a16: computes `C = A @ W + bias` with W = ((code - zero) * scale)^T, bf16 activations and 4-bit weights.
 
-`quantized_checkpoints.py` converts checkpoints to this form of a linear layer's (N, K) weight. A byte holds two codes
-along K, the even k in the low half. Each `group` of values along K has a scale and, if `zero` is given, an integer zero
-point. Without zero points a code of 8 means zero. The group size is 32, 64 or 128, K is even, and the last group may be
-shorter. The scales here are bf16. Scales are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`). Most checkpoints have fp16 scales; each kernel states whether it accepts them.
+The codes are those of a linear layer's (N, K) weight. A byte holds two codes along K, the even k in the low half. Each
+group of values along K has a scale. If `zero` is given, the group also has an integer zero point. Without `zero`, a
+code of 8 means zero. The group size is 32, 64 or 128. K is even, and the last group may be shorter.
+`quantized_checkpoints.py` converts checkpoints to this form.
+
+The scales here are bf16. Scales are rounded before the codes are chosen, so that the rounding costs no accuracy
+(`quantization.py`). Most checkpoints have fp16 scales; each kernel states whether it accepts fp16 scales.
 """
 
 from __future__ import annotations
@@ -30,9 +32,8 @@ PLANTED_VALUE = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """Returns the largest group size (128, 64 or 32) with which K values form `groups` groups.
-
-    If one group holds all of K, all sizes of at least K have the same effect. Raises `ValueError` if no size fits."""
+    """Returns the largest group size (128, 64 or 32) with which K values form `groups` groups. Raises `ValueError` if
+    no size fits."""
     for group in reversed(GROUP_SIZES):
         if -(-K // group) == groups:
             return group
@@ -53,11 +54,10 @@ def gemm_w4a16(
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `a @ W + bias` in fp64.
+    """Returns `a @ W + bias` in fp64, (M, N).
 
-    a: (M, K) bf16; b: (N, K/2) uint8, the packed codes; scale: (N, ceil(K / group)); zero: uint8 of the same shape as
-    `scale`; None means that every zero point is 8. bias: (N,) bf16; returns (M, N).
-    """
+    a: (M, K) bf16; b: (N, K/2) uint8, the packed codes; scale: (N, ceil(K / group)); bias: (N,) bf16. zero: uint8 of
+    the shape of `scale`; None means that every zero point is 8."""
     CONTRACT.check({"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias})
     group = group_size(a.shape[1], scale.shape[1])
     product = a.double() @ dequantize_int4(b, scale, zero, group=group).mT
@@ -67,9 +67,9 @@ def gemm_w4a16(
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal operands and quantises the weight, scaled by 1/sqrt(K) so that `a @ W` is of order one.
 
-    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal a wrong group's scale. With zero
-    points, a group's mean is up to one standard deviation from 0. The activation is always bf16, and the weight has 4
-    bits in groups of 128, unless the scheme has another group size."""
+    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal the use of a wrong group's scale.
+    With zero points, the mean of a group is at most one standard deviation from 0. The activation is always bf16. The
+    weight has 4 bits in groups of 128, unless the scheme has another group size."""
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
@@ -84,8 +84,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         group_means, group_exponents = (
-            spread(randn(N, groups, dtype=torch.float32, device=device, seed=noise_seed).clamp(-1, 1), group, K)
-            for noise_seed in (seed + 4, seed + 3)
+            spread(randn(N, groups, dtype=torch.float32, device=device, seed=group_seed).clamp(-1, 1), group, K)
+            for group_seed in (seed + 4, seed + 3)
         )
         if case["zeros"]:
             weight += group_means * max(K, 1) ** -0.5
@@ -109,11 +109,11 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding of each dequantised weight and of
-    the output to bf16.
+    """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding to bf16 of the output and of each
+    dequantised weight.
 
-    `code - zero` is an integer of five bits and a sign, which bf16 represents exactly. So a kernel need not round a
-    weight: it can multiply by this integer and then scale the fp32 sum of each group."""
+    bf16 represents `code - zero` exactly: an integer of five bits and a sign. So a kernel need not round a weight. The
+    kernel can multiply by this integer and then scale the fp32 sum of each group."""
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
     return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)

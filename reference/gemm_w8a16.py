@@ -1,8 +1,8 @@
 """gemm_w8a16: computes `C = A @ (scale * B) + bias`, with bf16 activations and int8 weights, one scale per column.
 
-B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales are bf16 like the activation,
-because torch's own operator needs this. Scales are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`). Each kernel states whether it accepts scales of another dtype.
+B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales have the activation's dtype,
+bf16, because torch's own operator needs this. Scales are rounded before the codes are chosen, so that the rounding
+costs no accuracy (`quantization.py`). Each kernel states whether it accepts scales of another dtype.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of fp32 sums, one rounding of each weight to bf16, and the rounding of the
+    """Returns the tolerance: the error of fp32 sums, the rounding of each weight to bf16, and the rounding of the
     output.
 
     Quantisation adds no error, because the kernel gets the codes. W is scale * b. The error of fp32 sums is that of
-    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This covers a kernel that multiplies the
-    codes, which bf16 represents exactly, and then scales the sum. A kernel that first rounds W to bf16 has an error of
-    up to v = 2**-8 of each weight. Its root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands,
-    or their logarithms, uniform between 1 and 2). With random signs, these errors add up as a random walk, and 3.5 v
-    sqrt((A*A) (W*W)) is eight standard deviations of their sum. The tolerance also covers one dominant k with an error
-    of up to v."""
+    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This is enough for a kernel that multiplies
+    the codes, which bf16 represents exactly, and then scales the sum.
+
+    Another kernel may first round W to bf16. This rounding has an error of up to v = 2**-8 of each weight. Its root
+    mean square is 0.41 to 0.43 v. (The errors are uniform within an ulp. The significands, or their logarithms, are
+    uniform between 1 and 2.) With random signs, these errors add up as a random walk. 3.5 v sqrt((A*A) (W*W)) is eight
+    standard deviations of their sum. The tolerance also allows one dominant k an error of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)

@@ -1,6 +1,6 @@
 """kv_cache_write: writes new keys and values to their slots in the paged KV cache.
 
-Pages as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
+For the pages see Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from rooflab.roofline.model import Cost
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the new k_cache and v_cache, with token t in slot slot_mapping[t] = block * block_size + offset. A token
-    with slot -1 is skipped.
+    """Returns the new k_cache and v_cache, with token t in slot slot_mapping[t]. A token with slot -1 is skipped.
 
-    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
-    once."""
+    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D). slot_mapping: (T,) int64; a slot is block *
+    block_size + offset, and occurs at most once."""
     arguments = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
     slots_exist(arguments, CONTRACT.check(arguments))
     block_size = k_cache.shape[1]
@@ -91,8 +90,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first and the last token go to the first and the last slot of the first and the
-    last page. Also yields tokens that all have the slot -1."""
+    """Yields adversarial inputs. The first token or the last token goes to the first or the last slot of a page, in the
+    first or the last page. Also yields tokens that all have the slot -1."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
     last_block_slot = (num_blocks - 1) * block_size
     for slot in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):

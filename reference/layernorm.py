@@ -25,8 +25,8 @@ def layernorm(
     if bias is not None:
         check_shape("bias", bias, x.shape[-1])
     x64 = x.double()
-    centred = x64 - x64.mean(dim=-1, keepdim=True)
-    weighted_x = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+    centred_x = x64 - x64.mean(dim=-1, keepdim=True)
+    weighted_x = centred_x / (centred_x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
     return weighted_x if bias is None else weighted_x + bias.double()
 
 
@@ -48,9 +48,9 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
 
-    c = 4; u_32 and u_out are the unit roundoffs of fp32 and of the output. shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32
-    is the error of the mean and of x - mean. It changes the variance by shift^2. A kernel that computes mean(x^2) -
-    mean^2 has an error of mean^2 u_32 instead, and fails if the mean is large."""
+    c = 4. u_32 and u_out are the unit roundoffs of fp32 and of the output. shift is the error of the mean and of x -
+    mean: (c sqrt(H) mean(|x|) + 2 |x|) u_32. It changes the variance by shift^2. Some kernels compute the variance as
+    mean(x^2) - mean^2. Their error is mean^2 u_32, and they fail if the mean is large."""
     x, weight = inputs["x"].double(), inputs["weight"].double()
     sqrt_H, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
@@ -64,7 +64,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one column, at a tile edge in H, has most of the variance; then a very large mean."""
+    """Yields adversarial inputs: one column, at a tile edge, has most of the variance. Then yields a large mean."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

@@ -56,7 +56,7 @@ def mlp(arch: Architecture, layer: Tensors, x: Tensor) -> Tensor:
 
 
 def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Computes the attention of one layer: (T, H) to (T, H). A query sees keys up to its own, within the window."""
+    """Computes the attention of one layer: (T, H) to (T, H). A query sees keys up to its position, in the window."""
     T, D = len(x), arch.head_dim
 
     def heads(name: str) -> Tensor:
@@ -68,8 +68,8 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
         q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
-    key_distance = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
-    hidden = (key_distance < 0) | (key_distance >= (arch.window or T))
+    key_age = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
+    hidden = (key_age < 0) | (key_age >= (arch.window or T))
     weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)
     return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
 
@@ -83,8 +83,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
     """Returns the cos and sin (T, D / 2) of the rotary angles position * frequency.
 
-    The model's configuration says how the frequencies are scaled. `linear`: Chen et al., 2023; `llama3`: Meta's
-    reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: one divisor per frequency, from a GGUF file."""
+    The model's configuration names the method that scales the frequencies: `linear` (Chen et al., 2023), `llama3`
+    (Meta's reference for Llama 3.1), `yarn` (Peng et al., 2023), or `factors` (one divisor per frequency, from a GGUF
+    file)."""
     D, rope_scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
     columns = torch.arange(0, D, 2, dtype=torch.float64)
     freqs = arch.rope_theta ** (-columns / D)

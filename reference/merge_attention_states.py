@@ -52,8 +52,9 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    u = 2**-24, c = 4, w_p is the weight of part p of P, and peak is the largest log-sum-exp. A weight has an error of a
-    few u. The rounding of its exponent, a difference of two log-sum-exps, adds to this. Half a subnormal is added."""
+    P is the number of parts, and w_p is the weight of part p. peak is the largest log-sum-exp, u = 2**-24, and c = 4. A
+    weight has an error of a few u. Its exponent is a difference of two log-sum-exps, and the rounding of this
+    difference adds to the error. Half a subnormal is added to both tolerances."""
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
     part_count = lses.shape[0]
@@ -83,16 +84,16 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first part, then the last part, outweighs the rest; large log-sum-exps."""
+    """Yields adversarial inputs: one part (the first, then the last) outweighs the rest. Then: large log-sum-exps."""
     for part_index in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part_index] = 40.0
         inputs["outs"][part_index] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part_index}", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    part_pattern = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
-    lses = inputs["lses"].masked_fill(part_pattern == 1, -math.inf).masked_fill(part_pattern == 3, math.inf)
-    outs = inputs["outs"].masked_fill((part_pattern % 2 == 1)[..., None], math.nan)
+    index_mod_5 = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(index_mod_5 == 1, -math.inf).masked_fill(index_mod_5 == 3, math.inf)
+    outs = inputs["outs"].masked_fill((index_mod_5 % 2 == 1)[..., None], math.nan)
     yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
     for lse_shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
@@ -101,7 +102,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: each part is read once, the result is written once; an exponential per part, token and head."""
+    """Returns the cost: each part is read once, and the result is written once. Each part, token and head needs one
+    exponential."""
     _, T, H, D = args.outs.shape
     return Cost(
         read_bytes=nbytes(args.outs, args.lses),

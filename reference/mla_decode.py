@@ -1,7 +1,6 @@
 """Computes decode attention over a paged cache of latents: multi-head latent attention with absorbed up-projections
-(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key; its first part is also the value.
-
-Each sequence has the tolerance of `attention.py`.
+(DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key per token. The first part of this
+key is also the value. Each sequence has the tolerance of `attention.py`.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention in fp64: one query per sequence and head, over all cached latents of the sequence.
 
-    q: (B, H, D), D is latent_dim plus the rotary part. kv_cache: (num_blocks, block_size, D); the first latent_dim
-    columns are also the values. block_table: (B, max_blocks) int32; entries after the last page of a sequence may have
-    any value. seq_lens: (B,) int32. Returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty
-    sequence gives 0 and -inf."""
+    q: (B, H, D); D is latent_dim plus the width of the rotary part. kv_cache: (num_blocks, block_size, D); the first
+    latent_dim columns are also the values. block_table: (B, max_blocks) int32; entries after the last page of a
+    sequence may have any value. seq_lens: (B,) int32. Returns (B, H, latent_dim), and with `return_lse` the log-sum-exp
+    (B, H). An empty sequence has the output 0 and the log-sum-exp -inf."""
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     results = []
@@ -112,11 +111,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yields a dominant key just past the end, which no query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edge_positions = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
-    for position in sorted(edge for edge in edge_positions if 0 <= edge <= context and context):
+    for position in sorted(edge_key for edge_key in edge_positions if 0 <= edge_key <= context and context):
         inputs = make_inputs(case, scheme, device, seed)
         cache = inputs["kv_cache"][:, :, None]
         listen(inputs["q"], cache)
-        reached_end = False
+        is_changed = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
@@ -124,8 +123,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 values = torch.empty_like(cache)
                 shout(cache, values, (page, position % block_size))
                 cache[page, position % block_size, :, 1:] = values[page, position % block_size, :, 1:]
-                reached_end = True
-        if reached_end:
+                is_changed = True
+        if is_changed:
             yield f"key {position}" if position < context else "one past the last key", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SOFTMAX_SCALE}

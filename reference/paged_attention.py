@@ -65,14 +65,16 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention of the last queries of each sequence over its cached keys and values, in fp64.
 
-    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries after
-    a sequence's pages may have any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
-    log-sum-exp (T, H) too. Token i of a sequence is at offset i % block_size of page block_table[b, i // block_size].
-    `cu_seqlens_q` (B + 1,) int32, from 0 to T, holds the offsets of each sequence's queries in q. Queries are causal
-    and bottom-right aligned. `cu_seqlens_q` None means one query per sequence. An empty sequence gives 0.
+    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); seq_lens: (B,) int32. block_table: (B,
+    max_blocks) int32; entries after a sequence's pages may have any value. Token i of sequence b is at offset i %
+    block_size of page block_table[b, i // block_size]. cu_seqlens_q: (B + 1,) int32, from 0 to T, the offsets of each
+    sequence's queries in q; None means one query per sequence. Queries are causal and bottom-right aligned.
     `softmax_scale` None means D**-0.5. k_scale, v_scale: (H_kv,) fp32, the scales of each head; the cache is then e4m3.
-    Other options are as in `flash_attention`. Slots that no query sees may hold any value. Raises `ValueError` if a row
-    of q belongs to no sequence, because its result is undefined."""
+    Other options are as in `flash_attention`.
+
+    Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. An empty sequence gives 0. Slots that no query
+    sees may hold any value. Raises `ValueError` if a row of q belongs to no sequence, because its result is undefined.
+    """
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -85,8 +87,8 @@ def reference(
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if `cu_seqlens_q` is None and q does not have one query per sequence. Also raises unless a
-    cache with a scale is e4m3, and a cache without a scale has the dtype of q."""
+    """Raises `ValueError` if the number of queries or a cache's dtype is wrong. Without `cu_seqlens_q`, q must have one
+    query per sequence. A cache with a scale must be e4m3. A cache without a scale must have the dtype of q."""
     option_rules(arguments, dims, "k_cache")
     if arguments.get("cu_seqlens_q") is None:
         check_shape("seq_lens", arguments["seq_lens"], dims["T"])
@@ -111,7 +113,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the name of a call's dtype combination. With fp32 queries it is fp32, for any dtype of the cache."""
+    """Returns the name of a call's dtype combination. This is fp32 for fp32 queries and any dtype of the cache."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -144,7 +146,8 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns a sequence's cached rows from token `first` on, (length - first, H_kv, D), times each head's scale."""
+    """Returns a sequence's cached rows from token `first` on, multiplied by each head's scale: (length - first, H_kv,
+    D)."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
@@ -168,9 +171,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
-    `pages.drawn_lengths` draws the lengths of the sequences. Each sequence has min(`queries`, length) queries, or one
-    query if `queries` is 1. With `mixed` every second sequence has at most one query. If the weight dtype of the scheme
-    is fp8, the cache is fp8 with one scale per head."""
+    `pages.drawn_lengths` draws the lengths of the sequences. Each sequence has min(`queries`, length) queries. With
+    `mixed`, every second sequence has at most one query. If `queries` is 1 and `mixed` is off, each sequence has
+    exactly one query. If the weight dtype of the scheme is fp8, the cache is fp8 with one scale per head."""
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
@@ -195,7 +198,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
-    """Returns the offsets (B + 1,) int32 of each sequence's queries in q, or None for one query per sequence."""
+    """Returns the offsets (B + 1,) int32 of each sequence's queries in q. Returns None for one query per sequence."""
     if queries == 1 and not mixed:
         return None
     query_counts = lengths.clamp(max=queries)
@@ -215,14 +218,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         listen(inputs["q"], inputs["k_cache"])
         key_label = f"key {position}" if position < context else "one past the last key"
-        reached_end = False
+        is_changed = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
             if page >= 0 and (position < length or position == length):
                 shout(inputs["k_cache"], inputs["v_cache"], (page, position % block_size))
-                reached_end = True
-        if reached_end:
+                is_changed = True
+        if is_changed:
             yield key_label, inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
     inputs = make_inputs(case, scheme, device, seed)
@@ -243,7 +246,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes six sequences with different lengths and numbers of queries. The empty sequence has three queries."""
+    """Makes six sequences with different lengths and numbers of queries. One empty sequence has three queries."""
     query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
     short_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(short_case, scheme, device, seed)

@@ -29,8 +29,8 @@ def turned(bounds: torch.Tensor) -> torch.Tensor:
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     """Returns the lengths of the sequences, (B,) int32. By default each sequence has `context` tokens.
 
-    With `ragged` the lengths are random; one is `context`, and if B >= 3, one is 0. With `lognormal` the lengths follow
-    a log-normal distribution, and their sum is about B * context."""
+    With `ragged` the lengths are random. One length is `context`, and if B >= 3, one length is 0. With `lognormal` the
+    lengths follow a log-normal distribution, and their sum is about B * context."""
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
         return _lognormal(B, context, generator)
@@ -70,8 +70,8 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs of an op with pages: a block table that is too wide, padded with invalid page numbers;
-    then NaN in the pages of the first sequence, which must not change the results of other sequences."""
+    """Yields adversarial inputs of an op with pages. The first block table is too wide, and is padded with invalid page
+    numbers. Then NaN fills the pages of the first sequence, which must not change the results of other sequences."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
     bad_pages = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)

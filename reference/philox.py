@@ -1,8 +1,8 @@
 """Computes random numbers that depend only on a key and a counter, and the exponential noise of `sample`.
 
 The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The key is the
-seed, and the counter is (position, token id // 4, stream, 0). token id % 4 selects one of the four words. `sample` uses
-stream 0.
+seed. The counter is (position, token id // 4, stream, 0). The generator returns four words, and token id % 4 selects
+the word of a token. `sample` uses stream 0.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """Returns the noise log E of every token, (V,) fp64, with E = -log1p(-u) exponentially distributed.
+    """Returns log E of every token, (V,) fp64. E = -log1p(-u) is exponentially distributed noise.
 
-    u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), and x is the token's random word. u is exactly as in fp32."""
+    u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), computed in fp32. x is the token's random word."""
     blocks = -(-vocab_size // 4)
     counter = np.zeros((blocks, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF

@@ -1,8 +1,9 @@
 """Quantises weights to 8 and 4 bits, dequantises them exactly, and computes the quantisation error.
 
 A weight is (N, K), and row n is output channel n. In eight bits, a channel has one scale, and codes are -127 to 127. In
-four bits, each `group` of values along K of a channel has one scale, and codes are 0 to 15. The code of zero is 8, or
-with `zeros` the integer zero point of the group. A byte holds two 4-bit codes along K, the even k in the low half.
+four bits, each `group` of values along K of a channel has one scale, and codes are 0 to 15. Code 8 means zero. With
+`zeros`, each group has its own code for zero, its integer zero point. A byte holds two 4-bit codes along K, the even k
+in the low half.
 
 A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
 uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948). This
@@ -38,8 +39,8 @@ def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> 
     """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes * scales is about `weight`.
 
     weight: (N, K), any float dtype. The largest magnitude of a channel becomes 127; a channel of zeros has the scale 1.
-    A scale is first rounded up to `dtype`, and the codes are chosen with the rounded scale. So no value is clipped, and
-    a step grows by at most the scale's last bit. Raises `ValueError` if weight is not a matrix."""
+    A scale is first rounded up to `dtype`, and the codes are chosen with the rounded scale. So no value is clipped. The
+    scale grows by at most its last bit. Raises `ValueError` if weight is not a matrix."""
     _check_matrix(weight)
     values = weight.float()
     channel_max = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
@@ -58,10 +59,11 @@ def quantize_int4(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and uint8 zero points or None.
 
-    weight: (N, K), any float dtype, K even; the last group may be shorter. Without `zeros` the zero points are None.
-    The largest magnitude of a group is then 7 steps, codes 1 to 15. With `zeros` the range from min(smallest value, 0)
-    to max(largest value, 0) is 15 steps, and the zero point is the code of 0. Scales are first rounded up to `dtype`,
-    as in `quantize_int8`. Raises `ValueError` on another shape, or if `group` is not positive."""
+    weight: (N, K), any float dtype, K even; the last group may be shorter. Without `zeros`, the codes are 1 to 15, the
+    zero points are None, and a group's largest magnitude is 7 steps. With `zeros`, the range from min(smallest value,
+    0) to max(largest value, 0) is 15 steps. The zero point is then the code of 0. Scales are first rounded up to
+    `dtype`, as in `quantize_int8`. Raises `ValueError` on another shape, or if `group` is not positive.
+    """
     _check_matrix(weight)
     N, K = weight.shape
     if K % 2:
@@ -79,8 +81,8 @@ def quantize_int4(
         scale = _scale(values.abs().amax(dim=2) / SYMMETRIC_INT4_MAX, dtype)
         zero = torch.full_like(scale, INT4_ZERO, dtype=torch.float32)
     min_code = 0 if zeros else INT4_ZERO - SYMMETRIC_INT4_MAX
-    steps = (values / scale.float()[:, :, None]).round() + zero[:, :, None]
-    codes = steps.clamp(min_code, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
+    step_counts = (values / scale.float()[:, :, None]).round() + zero[:, :, None]
+    codes = step_counts.clamp(min_code, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
     return pack_int4(codes), scale, zero.to(torch.uint8) if zeros else None
 
 

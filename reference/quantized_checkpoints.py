@@ -57,10 +57,12 @@ def read_gptq(
 ) -> Int4Weight:
     """Converts the tensors of one GPTQ layer to the form that `gemm_w4a16` takes.
 
-    `group` is the configuration's `group_size`; -1 means all of K. For -1 and for multiples of 128, scales are repeated
-    for each 128 of K. With act-order (`desc_act`) g_idx is not sorted. The columns of the result are then sorted by
-    group, and `order` is set. Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown
-    format. Also raises if all zero points would be symmetric in the other format, which is then the right one."""
+    `group` is the configuration's `group_size`; -1 means all of K. Groups longer than 128 are split into groups of 128
+    with the same scale. With act-order (`desc_act`) g_idx is not sorted. The columns of the result are then sorted by
+    group, and `order` is set.
+
+    Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown format. Also raises if the
+    other format would give a zero point of 8 everywhere: the checkpoint then has the other format."""
     _check_words("qweight", qweight)
     word_rows, N = qweight.shape
     K = word_rows * CODES_PER_WORD
@@ -81,8 +83,8 @@ def read_gptq(
             f"got {checkpoint_format!r}"
         )
     zero = (stored_zeros + GPTQ_FORMATS[checkpoint_format]) % 16
-    order = None if g_idx is None else _order(g_idx, K, group)
-    return _canonical(codes if order is None else codes[:, order], scales, zero, group, order)
+    column_order = None if g_idx is None else _order(g_idx, K, group)
+    return _canonical(codes if column_order is None else codes[:, column_order], scales, zero, group, column_order)
 
 
 def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group: int) -> Int4Weight:
@@ -105,7 +107,7 @@ def _unpack(words: torch.Tensor) -> torch.Tensor:
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
-    """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N), with each value at its output channel."""
+    """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N). Column n of the result is output channel n."""
     stored_values = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
     values = torch.empty_like(stored_values)
     values[:, :, list(AWQ_ORDER)] = stored_values
@@ -135,10 +137,10 @@ def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
     sorted_groups = torch.arange(K, device=g_idx.device) // group
     if torch.equal(g_idx.long(), sorted_groups):
         return None
-    order = torch.argsort(g_idx, stable=True)
-    if not torch.equal(g_idx[order].long(), sorted_groups):
+    column_order = torch.argsort(g_idx, stable=True)
+    if not torch.equal(g_idx[column_order].long(), sorted_groups):
         raise ValueError(f"g_idx: expected each of the groups {group} times, got other counts")
-    return order
+    return column_order
 
 
 def _group(group: int, K: int) -> int:

@@ -1,7 +1,7 @@
 """rope: rotary position embedding of queries and keys.
 
-Su et al., "RoFormer", 2021. Two ways to pair the columns of a head are in use: half-split (i with i + D/2: GPT-NeoX,
-Hugging Face) and interleaved (2i with 2i + 1: RoFormer, Meta's Llama). The caller passes tables of cosines and sines,
+Su et al., "RoFormer", 2021. Models pair the columns of a head in two ways. Half-split pairs i with i + D/2 (GPT-NeoX,
+Hugging Face). Interleaved pairs 2i with 2i + 1 (RoFormer, Meta's Llama). The caller passes tables of cosines and sines,
 so the caller decides how to scale the frequencies.
 """
 
@@ -99,8 +99,8 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: q and k are read and written; a row of each table is read per distinct position; three FLOPs
-    per value."""
+    """Returns the cost: q and k are read and written. Each distinct position reads a row of each table. A value needs
+    three FLOPs."""
     table_rows = len(set(args.positions.tolist()))
     table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
     return Cost(
@@ -129,14 +129,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial tables of cos and sin: first of random angles; then of a large theta, multiplied by 1.2 as in
-    YaRN (arXiv 2309.00071)."""
+    """Yields two adversarial tables of cos and sin. The first has random angles. The second has a large theta, and is
+    multiplied by 1.2 as in YaRN (arXiv 2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, pair_count = cos.shape
     angles = torch.arange(rows)[:, None] * 2e6 ** (-torch.arange(pair_count, dtype=torch.float64) / max(pair_count, 1))
-    long_tables = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
-    yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in long_tables.items()}
+    yarn_tables = {"cos": (1.2 * angles.cos()).float(), "sin": (1.2 * angles.sin()).float()}
+    yield "tables of a large theta, longer than 1", {name: table.to(cos.device) for name, table in yarn_tables.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

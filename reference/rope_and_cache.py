@@ -46,10 +46,10 @@ def reference(
 ) -> Outputs:
     """Returns the values that q_out and the caches must have after the op, in fp64.
 
-    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32; the
-    first R <= D values of a head are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks,
-    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64, block *
-    block_size + offset, each slot at most once; for -1 the key and value are not written. q_norm and k_norm: (D,)
+    q, q_out: (T, H, D); k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32. The first R <= D values of a head of q
+    and k are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks, block_size, H_kv, D), of
+    q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64; a slot is block * block_size +
+    offset, and occurs at most once. A token with slot -1 is not written to the caches. q_norm and k_norm are the (D,)
     weights of the norms of all heads of q and of k, or both None."""
     arguments = {
         "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
@@ -62,19 +62,19 @@ def reference(
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
     )
     caches = []
-    for cache, new_values, scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
+    for cache, rows_to_write, scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
         if scale is not None:
-            new_values = (new_values / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
+            rows_to_write = (rows_to_write / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
         slot_values = cache.double().flatten(0, 1)
         has_slot = slot_mapping >= 0
-        slot_values[slot_mapping[has_slot]] = new_values[has_slot]
+        slot_values[slot_mapping[has_slot]] = rows_to_write[has_slot]
         caches.append(slot_values.view(cache.shape))
     return rotated_q, caches[0], caches[1]
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if only one of the two scales or norms is given, if the tables rotate more than D columns, or
-    if a cache has the wrong dtype."""
+    """Raises `ValueError` if only one of two scales or of two norms is given, if the tables rotate more than D columns,
+    or if a cache has the wrong dtype."""
     for name, plural_name in (("scale", "scales"), ("norm", "norms")):
         first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
@@ -135,11 +135,12 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows q and the written keys the error of an fp32 rotation and of one rounding. All other values must be equal.
+    """Returns the tolerance. q and the written keys have the error of an fp32 rotation, plus one rounding. A value that
+    is not rotated must be equal, unless a norm or an e4m3 cache rounds it.
 
-    The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the dtype and scale of
-    the cache. Values that are not rotated are rounded only in an e4m3 cache or after a norm. The division by a scale
-    adds 2 u_32: its error may move a value across a tie. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
+    A rotation has the error 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`. A key is
+    divided by its scale and rounded to the cache's dtype. The division adds 2 u_32: its error may move a value across a
+    tie. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
     has_slot = slot_ids >= 0
@@ -152,10 +153,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         size = x if scale is None else x / scale.double()[:, None]
         rows = out.flatten(0, 1)
         cache_limit = torch.zeros_like(rows)
-        rotated = R if name == "k" else 0
-        written_limits = _limit(size[has_slot], rows[slot_ids[has_slot]], rotated, inputs["interleaved"], dtype, error)
+        rotary_R = R if name == "k" else 0
+        written_limits = _limit(size[has_slot], rows[slot_ids[has_slot]], rotary_R, inputs["interleaved"], dtype, error)
         if scale is None and not error:
-            written_limits[..., rotated:] = 0.0
+            written_limits[..., rotary_R:] = 0.0
         cache_limit[slot_ids[has_slot]] = written_limits
         limits.append(cache_limit.view(out.shape))
     return tuple(limits)
@@ -164,9 +165,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed errors of rows (n, heads, D) that are rotated in the first R values per head and rounded to
-    `dtype`. `more` is the error of x before the rotation, in units of u_32 (the unit roundoff of fp32).
-    """
+    """Returns the allowed errors of rows (n, heads, D), of which the first R values per head are rotated. The rows are
+    then rounded to `dtype`. `more` is the relative error of x before the rotation, as a multiple of u_32 (the unit
+    roundoff of fp32)."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     size = first_values + second_values
@@ -258,9 +259,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: q is read and written, and so are the key and value of each token with a slot. One row of each
-    table is read per distinct position. Three FLOPs per value; a norm adds four FLOPs per value and one rsqrt per head.
-    """
+    """Returns the cost: q is read and written. The key and the value of each token with a slot are read and written
+    too. One row of each table is read per distinct position. A rotated value needs three FLOPs. A norm adds four FLOPs
+    per value and one rsqrt per head."""
     written_tokens = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())

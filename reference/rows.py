@@ -30,7 +30,7 @@ CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Describes the results of an op on rows: rows or codes, then the results in `more`, then the scales of codes."""
+    """Describes the results of an op on rows: rows or their codes, then the results `more`, then the codes' scales."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -58,7 +58,7 @@ def planted_columns(width: int) -> list[int]:
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns labels and magnitudes. Their squares overflow or underflow `dtype`, but an fp32 sum of `terms` squares of
+    """Returns labels and magnitudes with squares that overflow or underflow `dtype`. An fp32 sum of `terms` squares of
     the largest magnitude does not overflow."""
     finfo = torch.finfo(dtype)
     max_size = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
@@ -99,8 +99,8 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     """Returns the allowed errors of the codes (T, N) and scales (T,) in `oracle`. `error` (T, N): the values' error.
 
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
-    Some rows have only values that are 0 within their error, or below fp32's normal numbers. For such a row a kernel
-    may return zeros with the scale 1."""
+    If all values of a row are within their error of 0, a kernel may return zeros with the scale 1. The same holds if
+    all values are below fp32's normal numbers."""
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * scale

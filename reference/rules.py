@@ -50,5 +50,5 @@ def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
 def check_offsets(name: str, offsets: torch.Tensor, end: int) -> None:
     """Raises `ValueError` unless the offsets go from 0 to `end` and never decrease."""
     values = offsets.tolist()
-    if values[0] != 0 or values[-1] != end or any(after < before for before, after in pairwise(values)):
+    if values[0] != 0 or values[-1] != end or any(stop < start for start, stop in pairwise(values)):
         raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {values}")

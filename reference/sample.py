@@ -1,10 +1,10 @@
 """Draws one token per row of logits, with penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max
 draw.
 
-Before the draw, a bias, penalties for earlier tokens, and a mask of allowed tokens may edit a row's logits. The draw is
-an exponential race: argmax(log p - log E), with E exponential, is a draw from p. E depends only on seed, position and
-token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not on the other rows.
-Every correct kernel draws the same token.
+Before the draw, a row's logits may be edited: by a bias, by penalties for earlier tokens, and by a mask of allowed
+tokens. The draw is an exponential race: argmax(log p - log E) is a draw from p if E is exponentially distributed. E
+depends only on seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and
+position, and not on the other rows. Every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ def reference(
     top_n: int | None = None,
 ) -> torch.Tensor | Outputs:
     """Returns one token id per row, (B,) int64: the argmax of logits / temperature - log E over the tokens that may be
-    drawn.
+    drawn. E is exponential noise.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,) int32,
     0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only the low 32
     bits of a position count. Of equal scores, the lowest index wins.
 
-    Logits are edited first. edit_offsets: (B + 1,) int32; row b edits the tokens edit_ids[offsets[b]:offsets[b + 1]],
-    each token once; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32, which may be -inf. x = logit + bias. If
-    the count is >= 0, x is divided by the repetition penalty, or multiplied if x <= 0 (Keskar et al., "CTRL", 2019). If
-    the count is > 0, frequency_penalty * count + presence_penalty is subtracted. A count of 0 marks a token that is
-    only in the prompt. A count of -1 marks a token that has only a bias. The penalties are (B,) fp32. allowed: (B,
-    ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
+    Logits are edited first. edit_offsets: (B + 1,) int32; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32,
+    which may be -inf. Row b edits the tokens edit_ids[edit_offsets[b]:edit_offsets[b + 1]], each token once. An edit
+    computes x = logit + bias. If its count is >= 0, x is divided by the repetition penalty, or multiplied if x <= 0
+    (Keskar et al., "CTRL", 2019). If its count is > 0, frequency_penalty * count + presence_penalty is subtracted. A
+    count of 0 marks a token that is only in the prompt. A count of -1 marks a token that has only a bias. The penalties
+    are (B,) fp32. allowed: (B, ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
 
-    With `top_n` also returns ids (B, 1 + top_n) int64 and log-probabilities of the same shape: for the drawn token,
-    then for the most likely tokens. These use the given logits, before edits and temperature. Raises `ValueError` if a
-    row has a NaN, a +inf or no finite logit after the edits. A GPU kernel cannot raise; such a row then has any id in
-    [0, V)."""
+    With `top_n` also returns ids (B, 1 + top_n) int64 and log-probabilities of the same shape. Column 0 is the drawn
+    token, and the other columns are the most likely tokens. Log-probabilities use the given logits, before edits and
+    temperature. Raises `ValueError` if a row has a NaN, a +inf or no finite logit after the edits. A GPU kernel cannot
+    raise; such a row then has any id in [0, V)."""
     penalties = repetition_penalty, presence_penalty, frequency_penalty
     edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -75,8 +75,8 @@ def reference(
         if t == 0:
             tokens.append(int(row.argmax()))
             continue
-        row_law = support(row, t, k, p, m)
-        tokens.append(int((row_law.scores - race(s, n, len(row))).masked_fill(~row_law.kept, -math.inf).argmax()))
+        candidates = support(row, t, k, p, m)
+        tokens.append(int((candidates.scores - race(s, n, len(row))).masked_fill(~candidates.kept, -math.inf).argmax()))
     token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     if top_n is None:
         return token_ids
@@ -86,9 +86,9 @@ def reference(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal logits with standard deviation `sigma` (default 3, as in language models). All rows have one
-    setting. With `penalties` up to 24 tokens of a row are edited; with `allowed` about half of the tokens are allowed.
-    """
+    """Makes normal logits with standard deviation `sigma` (default 3, as in language models). All rows have the same
+    settings. With `penalties`, up to 24 tokens of a row are edited. With `allowed`, about half of the tokens are
+    allowed."""
     B, V = int(case["B"]), int(case["V"])
     sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
@@ -114,17 +114,17 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
     lie between -1 and 3, and some biases are -inf."""
     generator = torch.Generator().manual_seed(seed)
     max_edits = min(V - 1, 24)
-    edit_numbers = torch.randint(0, max_edits + 1, (B,), generator=generator)
-    edit_numbers[:1], edit_numbers[3::4] = max_edits, 0
-    N = int(edit_numbers.sum())
-    edited_ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edit_numbers.tolist()]
+    edits_per_row = torch.randint(0, max_edits + 1, (B,), generator=generator)
+    edits_per_row[:1], edits_per_row[3::4] = max_edits, 0
+    N = int(edits_per_row.sum())
+    edited_ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edits_per_row.tolist()]
     bias = torch.randn(N, generator=generator)
     bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
         "repetition_penalty": torch.tensor([1.3, 0.7, 1.0])[torch.arange(B) % 3],
         "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
         "frequency_penalty": torch.tensor([0.25, 0.0, 1.1, -0.3])[torch.arange(B) % 4],
-        "edit_offsets": offsets_of(edit_numbers),
+        "edit_offsets": offsets_of(edits_per_row),
         "edit_ids": torch.cat(edited_ids).int() if B else torch.zeros(0, dtype=torch.int32),
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
         "edit_bias": bias,
@@ -148,12 +148,11 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf: the arithmetic is exact, so a
+    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf. The arithmetic is then exact, so a
     kernel that may draw a wrong token fails.
 
     Then yields one large logit, batches of rows with different settings (some greedy), and edits that decide the token.
-    A case without min_p gets no min_p, and no batch of greedy and random rows, because a kernel may not support these.
-    """
+    A kernel may support neither min_p nor a batch of greedy and random rows. So a case without min_p gets neither."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
@@ -220,15 +219,15 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: each logit is read once. top_p needs an exponential for each token that top_k keeps. Each token
-    that may still be drawn needs two logarithms. After top_p or min_p only one token is counted, because the number
-    depends on the logits. Log-probabilities need an exponential for each token."""
+    that may still be drawn needs two logarithms. The number of tokens that top_p or min_p keeps depends on the logits,
+    so only one token is counted. Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
     for t, k, p, m in zip(*(setting.tolist() for setting in settings), strict=True):
         if t > 0:
-            kept_tokens = min(k, V) if k else V
-            sfu_ops += (kept_tokens if p < 1 else 0) + 2 * (kept_tokens if p == 1 and m == 0 else 1)
+            kept_count = min(k, V) if k else V
+            sfu_ops += (kept_count if p < 1 else 0) + 2 * (kept_count if p == 1 and m == 0 else 1)
     return Cost(
         read_bytes=nbytes(args.logits, *settings, args.seed, args.position, *edits_of(vars(args)).tensors.values()),
         write_bytes=8 * B + (0 if args.top_n is None else 12 * B * (1 + args.top_n)),

@@ -29,7 +29,7 @@ SCORE_ULPS = 16.0
 
 @dataclass(frozen=True)
 class Support:
-    """The support of one row: the tokens that the row may draw, with their probabilities. All tensors are (V,)."""
+    """The tokens that one row of logits may draw (the support), with their probabilities. All tensors are (V,)."""
 
     probabilities: torch.Tensor
     """Probabilities of the draw in fp64, renormalised over `kept`; 0 elsewhere."""
@@ -45,9 +45,9 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     """Returns the tokens that one row may draw, with their probabilities. temperature > 0; logits: (V,).
 
     Tokens are ordered by descending probability, then by ascending index. top_k keeps the first k tokens and
-    renormalises. Of these, top_p keeps a token if the probabilities before it sum to less than top_p, so the token that
-    crosses top_p stays. min_p keeps tokens with at least min_p times the largest probability. A logit of -inf is never
-    drawn."""
+    renormalises. top_p then keeps a token if the probabilities before the token sum to less than top_p. So the token
+    that crosses top_p stays. min_p keeps tokens with at least min_p times the largest probability. A logit of -inf is
+    never drawn."""
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
@@ -70,8 +70,8 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
         in_support = in_support & (weights >= min_p)
         if not is_exact:
             doubtful_mask |= top_k_mask & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
-    law_weights = torch.where(in_support, weights, 0.0)
-    return Support(law_weights / law_weights.sum(), in_support, doubtful_mask, scores)
+    kept_weights = torch.where(in_support, weights, 0.0)
+    return Support(kept_weights / kept_weights.sum(), in_support, doubtful_mask, scores)
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
@@ -120,20 +120,23 @@ def edited(
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks that a greedy token equals the reference's, and that a random token is in the support and has the best
-    score.
+    """Checks each row's token. A greedy token must equal the reference's. A random token must be in the support and
+    have the best score.
 
-    The support is the set of tokens that may be drawn, in fp64 arithmetic. Tokens within `MASS_TOLERANCE` of its edge
-    are doubtful, and count too, unless the row's arithmetic is exact. A score is logit / T - log E, with T the
-    temperature and E exponential noise. The token's fp64 score may be below the best score of the tokens that are not
-    doubtful, but at most by the fp32 errors of both scores. With g = (best logit - logit) / T, the error of one score
-    is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| + 1)."""
+    The support is the set of tokens that may be drawn, in fp64 arithmetic. A token within `MASS_TOLERANCE` of the
+    support's edge is doubtful. A kernel may draw a doubtful token. (A row with exact arithmetic has no doubtful
+    tokens.)
+
+    A score is logit / T - log E, with T the temperature and E exponential noise. The token's score is compared with the
+    best score of the tokens that are not doubtful. It may be lower by at most the fp32 errors of both scores. The error
+    of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| + 1), with g = (best logit - logit) / T.
+    """
     return _compare(actual, oracle, inputs, wins=True)
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Compares as `compare` does, for a kernel with its own random numbers. A drawn token must be at least as likely as
-    some token in the support, because such kernels may select the support by a threshold."""
+    """Checks a kernel that has its own random numbers. A drawn token must be at least as likely as some token in the
+    support, because such kernels may select the support by a threshold. All other checks are those of `compare`."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -157,8 +160,8 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities. The first id is the kernel's drawn token. Other ids must be exact, because
-    nothing is rounded before them. The tolerance is the error of the sum plus the error of a score."""
+    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must be equal, because nothing is
+    rounded before them. The tolerance of a log-probability is the error of the sum plus the error of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -197,8 +200,8 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Returns whether `token` is in the row's support, or ties with the last token of the support. Sorts nothing, to be
-    fast: kernels with their own random numbers need this check for almost every row."""
+    """Returns whether `token` is in the row's support, or ties with the last token of the support. This check is fast,
+    because it does not sort. Kernels with their own random numbers need this check for almost every row."""
     scores = row.double() / temperature
     above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())

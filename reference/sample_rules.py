@@ -96,16 +96,16 @@ def _check_edit_values(edits: Edits, V: int) -> None:
         return
     check_offsets("edit_offsets", offsets, len(token_ids))
     rows = torch.arange(len(offsets) - 1, device=token_ids.device).repeat_interleave(offsets.diff())
-    fault_checks = (
+    value_checks = (
         ("edit_ids", token_ids, (token_ids < 0) | (token_ids >= V), f"0 to {V - 1}"),
         ("edit_counts", token_counts, token_counts < -1, ">= -1"),
         ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
     )
-    for name, values, wrong_mask, expected_text in fault_checks:
+    for name, values, wrong_mask, expected_text in value_checks:
         if bool(wrong_mask.any()):
             index = int(wrong_mask.int().argmax())
             raise ValueError(f"{name}: expected {expected_text}, got {values[index].item()} in row {int(rows[index])}")
     unique_keys, key_counts = torch.unique(rows * V + token_ids, return_counts=True)
     if len(unique_keys) < len(token_ids):
-        repeat = int(unique_keys[key_counts > 1][0])
-        raise ValueError(f"edit_ids: expected each token once in a row, got {repeat % V} again in row {repeat // V}")
+        dup_key = int(unique_keys[key_counts > 1][0])
+        raise ValueError(f"edit_ids: expected each token once in a row, got {dup_key % V} again in row {dup_key // V}")

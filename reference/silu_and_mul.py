@@ -61,10 +61,10 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
-    u_32 and u_out are the unit roundoffs of fp32 and of the output. exp2(gate log2(e)) in fp32 rounds its argument,
+    u_32 and u_out are the unit roundoffs of fp32 and of the output. In fp32, exp2(gate log2(e)) rounds its argument,
     which costs a relative error of |gate| u_32. Twice this error is allowed, because log2(e) is rounded too. The exp,
-    the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid below 2**-126 may be flushed to 0.
-    Two roundings to the dtype are allowed, because library calls round silu(gate) before the product."""
+    the sum, the reciprocal and the two multiplications add one to two u_32 each. A sigmoid below 2**-126 may become 0.
+    Two roundings to the dtype are allowed, because library calls round silu(gate) before the multiplication by `up`."""
     gate, up = (operand.abs() for operand in halves(inputs["x"]))
     relative_error = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
     return limits(inputs, oracle, scheme, relative_error, 2.0**-126 * gate * up)
@@ -73,8 +73,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
     """Returns the allowed errors of a gated activation with the fp32 errors `relative` and `absolute`, both (T, I).
 
-    A 16-bit result may be rounded twice, and `up` multiplies the subnormal error of the first rounding. A result that
-    is quantised is not rounded before."""
+    A 16-bit result may be rounded twice. The subnormal error of the first rounding is multiplied by `up`. A quantised
+    result is not rounded to 16 bits first."""
     quantize, dtype_info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
         values = oracle[0] * oracle[1][:, None]

@@ -26,7 +26,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: one read of `x`, one write, an exp and four FLOPs per element, and a reciprocal per row."""
+    """Returns the cost: one read, one write, an exp and four FLOPs per element, and a reciprocal per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x), nbytes(args.x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
 
@@ -34,9 +34,9 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
 
-    c = 4, gap = max - x; u_32 and u_out are the unit roundoffs of fp32 and of the output. The product of gap and
-    log2(e) is rounded; after the exp this is a relative error of gap u_32. The terms of the sum have the same error. A
-    result below 2**-126 may be flushed to 0."""
+    c = 4, gap = max - x. u_32 and u_out are the unit roundoffs of fp32 and of the output. gap * log2(e) is rounded.
+    After the exp this is a relative error of gap u_32. The terms of the sum have the same error. A result below 2**-126
+    may become 0."""
     x = inputs["x"].double()
     gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
     relative_error = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * gap.clamp(max=1000.0)) * FP32_ROUNDOFF
@@ -46,7 +46,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one column, at a tile edge in a row, has most of the sum. Also yields rows that
-    overflow unless the maximum is subtracted, runs of -inf longer than any tile, and the largest magnitudes."""
+    overflow unless the maximum is subtracted. Also yields runs of -inf longer than any tile, and the largest
+    magnitudes."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -59,7 +60,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"][:, 1::2] = -math.inf
     yield "every second -inf", inputs
-    for values_label, finite_value in (
+    for values_label, finite_slice in (
         ("first half", slice(H // 2, None)),
         ("last half", slice(None, (H + 1) // 2)),
         ("all but the first", slice(None, 1)),
@@ -67,7 +68,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     ):
         inputs = make_inputs(case, scheme, device, seed)
         x = torch.full_like(inputs["x"], -math.inf)
-        x[:, finite_value] = inputs["x"][:, finite_value]
+        x[:, finite_slice] = inputs["x"][:, finite_slice]
         yield f"{values_label} -inf", {"x": x}
     inputs = make_inputs(case, scheme, device, seed)
     yield "magnitudes of 60,000", {"x": of_size(inputs["x"], 6e4)}

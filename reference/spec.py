@@ -219,8 +219,8 @@ class OpSpec:
         parameters = tuple(inspect.signature(self.reference).parameters.values())
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
-        prepared = (self.prepared,) if self.prepared else ()
-        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.slots):
+        prepared_names = (self.prepared,) if self.prepared else ()
+        for name in (*self.mutates, *prepared_names, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         needed = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
@@ -239,7 +239,7 @@ class OpSpec:
         return [elementwise(name, out, expected_output, limit) for name, out, expected_output, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
-        """Returns all arguments of a call: `inputs`, `more`, and the defaults of the reference."""
+        """Returns all arguments of a call: `inputs`, the arguments in `more`, and the defaults of the reference."""
         defaults = {param.name: param.default for param in self.parameters if param.default is not param.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
@@ -282,8 +282,8 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. If the op does not have the suite,
-        returns its `smoke` cases for a suite in `DEFAULT_SUITES`, else no cases."""
+        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. An op without the suite has no
+        cases. But an op without a suite in `DEFAULT_SUITES` has its `smoke` cases."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(case_text)) for case_text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
@@ -301,10 +301,10 @@ class OpSpec:
         used_options = [key for key in self.optional if key in case and case[key] != self.optional[key]]
         ordered_values = {key: case[key] for key in (*required_keys, *used_options)}
         for key, value in ordered_values.items():
-            sample_value = template_values[key]
-            is_int_for_float = isinstance(sample_value, float) and type(value) is int
-            if type(value) is not type(sample_value) and not is_int_for_float:
-                raise ValueError(f"case: expected {key} like {_text(sample_value)!r}, got {_text(value)!r}")
+            example_value = template_values[key]
+            is_int_for_float = isinstance(example_value, float) and type(value) is int
+            if type(value) is not type(example_value) and not is_int_for_float:
+                raise ValueError(f"case: expected {key} like {_text(example_value)!r}, got {_text(value)!r}")
             if type(value) is int and value < 0:
                 raise ValueError(f"case: expected {key} >= 0, got {value}")
         return Case(**ordered_values)

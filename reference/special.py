@@ -14,13 +14,13 @@ from rooflab.reference.contract import Contract
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields inputs with rows of zeros, and with one row of NaN, if the op's contract allows these rows.
 
-    `product` says that the op is a matrix product. Its 16-bit inputs get no row of NaN, because oneDNN's bf16 product
-    then also gives NaN in the previous row."""
+    `product` says that the op is a matrix product. Its 16-bit inputs get no row of NaN, because oneDNN's bf16 matrix
+    product then also gives NaN in the previous row."""
     rows = rows_of(contract, inputs)
-    for change_label, change_rows in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
-        if change_rows is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
+    for change_label, row_change in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
+        if row_change is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
             continue
-        values = {name: change_rows(inputs[name], row_axis) for name, row_axis in rows.items()}
+        values = {name: row_change(inputs[name], row_axis) for name, row_axis in rows.items()}
         new_inputs = {**inputs, **values}
         try:
             dims = contract.check(new_inputs, any_dtype=True)
@@ -34,8 +34,9 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension in the shape of each argument with rows. The row dimension is the first
-    dimension of the first float tensor that is longer than 1 and that the results, if any, have too."""
+    """Returns the index of the row dimension in the shape of each argument that has rows. The row dimension is the
+    first dimension of the first float tensor that is longer than 1 and that a result has too. Without results, it is
+    the first dimension that is longer than 1."""
     float_arguments = {
         name: argument
         for name, argument in contract.arguments.items()
@@ -44,11 +45,11 @@ def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
     if not float_arguments:
         return {}
     first_name = next(iter(float_arguments))
-    results = {dim.name for result in contract.results.values() for dim in result.dims}
+    result_dims = {dim.name for result in contract.results.values() for dim in result.dims}
     shared_dims = [
         dim.text
         for dim, size in zip(float_arguments[first_name].dims, inputs[first_name].shape, strict=False)
-        if size > 1 and (dim.name in results or not contract.results)
+        if size > 1 and (dim.name in result_dims or not contract.results)
     ]
     dim_names = {name: [dim.text for dim in argument.dims] for name, argument in float_arguments.items()}
     return {

@@ -1,13 +1,14 @@
 """Verifies draft tokens by rejection sampling against the target's probabilities (Leviathan et al., "Fast inference
 from transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
-Draft token x with number i is accepted if u < p(x) / q(x). p is the target's distribution, q is the draft's, and u is a
-uniform random number. A draw from max(p - q, 0) replaces the first token that is not accepted. If all drafts are
-accepted, one more token is drawn from the target. So every token follows the target's distribution. The random numbers
-are made as in `sample`, in separate streams. u is the first word of the counter (position + i, 0, 1, 0). The
-replacement of draft i is drawn with `philox.race` at position + i in stream 2. Stream 0 is not used here: `sample` may
-have drawn the draft from it, and the replacement would then depend on the draft. The token after the last draft comes
-from stream 0, as in `sample`.
+p is the target's distribution, q is the draft's, and u is a uniform random number. Draft token x is accepted if u <
+p(x) / q(x). A draw from max(p - q, 0) replaces the first token that is not accepted. If all drafts are accepted, one
+more token is drawn from the target. So every token follows the target's distribution.
+
+The random numbers are made as in `sample`, in separate streams. For draft i, u is the first word of the counter
+(position + i, 0, 1, 0). The replacement of draft i is drawn with `philox.race` at position + i in stream 2. `sample`
+may have drawn the draft from stream 0, so a replacement from stream 0 would depend on the draft. The token after the
+last draft comes from stream 0, as in `sample`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64; by default drafts are one-hot."""
+    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64. Drafts are one-hot by default."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
@@ -125,13 +126,12 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks that tokens and numbers of accepted tokens equal the reference's, except where fp32 rounding may change a
-    decision.
+    """Checks that tokens and numbers of accepted tokens equal the reference's. A row may differ if fp32 rounding may
+    have changed a decision.
 
-    Rounding may change an acceptance if u * q and p differ by less than 4 roundoffs of both. It may change a draw if
-    the drawn token's score is below the best score by at most the errors of both scores. The error of a score is
-    `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1).
-    """
+    Rounding may change an acceptance if u * q and p differ by less than 4 roundoffs of both. Rounding may change a draw
+    if the drawn token's score is close to the best score. They may differ by at most the errors of both scores. The
+    error of a score is `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
     names, errors = ("tokens", "num_accepted"), []
     for name, result, expected in zip(names, actual, oracle, strict=True):
         if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -140,9 +140,9 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     if errors:
         return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(errors) :]]
     wrong = []
-    for b, (tokens, accepted) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
-        is_equal = tokens == oracle[0][b].tolist() and accepted == int(oracle[1][b])
-        if not is_equal and not _excused(tokens, accepted, inputs, b):
+    for b, (tokens, accepted_count) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
+        is_equal = tokens == oracle[0][b].tolist() and accepted_count == int(oracle[1][b])
+        if not is_equal and not _excused(tokens, accepted_count, inputs, b):
             wrong.append(b)
     error = math.inf if wrong else 0.0
     return [ErrorStats(name, not wrong, error, error, len(wrong), len(oracle[1]), tuple(wrong[:1])) for name in names]
@@ -198,8 +198,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: padding after the drafts, an identical draft, weights for which max(p - q, 0) is 0, a
-    target that is certain of one token, and a draft that is always wrong."""
+    """Yields adversarial inputs: padding after the drafts, a draft distribution equal to the target's, and weights for
+    which max(p - q, 0) is 0. Also yields a target that is certain of one token, and a draft that is always wrong."""
     inputs = make_inputs(case, scheme, device, seed)
     unused_mask = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
     padded_inputs = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused_mask, -1)}
@@ -214,14 +214,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         low_probs[:, :K] = 0.125 * inputs["draft_probs"]
         yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_probs}
     if "draft_probs" in inputs and V > 1:
-        drafts = inputs["draft_tokens"][..., None]
-        target_probs, draft_p = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, drafts, 0)
-        target_probs[:, :K].scatter_(2, drafts, 0)
+        draft_ids = inputs["draft_tokens"][..., None]
+        target_probs, draft_p = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
+        target_probs[:, :K].scatter_(2, draft_ids, 0)
         yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": draft_p}
-    for agreed_count in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
+    for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
-        target_tokens[:, :agreed_count] = inputs["draft_tokens"][:, :agreed_count]
-        yield f"certain target, {agreed_count} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
+        target_tokens[:, :agreeing_drafts] = inputs["draft_tokens"][:, :agreeing_drafts]
+        yield f"certain target, {agreeing_drafts} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
     if V > 1:
         wrong_tokens = torch.full_like(inputs["draft_tokens"], V - 1)
         target_probs = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=wrong_tokens.device), V)
@@ -234,8 +234,8 @@ def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: per row, one distribution of the target for the draw, and two probabilities per draft. The
-    draft's distribution is not counted: it is read only after a rejection, and the number of rejections is unknown."""
+    """Returns the cost. A row reads one distribution of the target for the draw, and two probabilities per draft. The
+    draft's distribution is not counted. It is read only after a rejection, and the number of rejections is unknown."""
     B, V = args.target_probs.shape[0], args.target_probs.shape[2]
     K = args.draft_tokens.shape[1]
     return Cost(

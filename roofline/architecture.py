@@ -41,7 +41,7 @@ _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 """For each kind of rope scaling: the keys that it needs, and the other keys that it may have.  Rooflab adds `factors`:
 a divisor for each frequency, which a GGUF file stores."""
-_HEAD_DIM = {"qwen3": 128, "gemma": 256}
+_DEFAULT_HEAD_DIMS = {"qwen3": 128, "gemma": 256}
 """The head dimension of model types whose config names no `head_dim`.  Other types have hidden size / number of
 heads."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -76,7 +76,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """The number of parameters in each part of a model; 0 for an output head that shares the embedding's weights."""
+    """The number of parameters in each part of a model. An output head that shares the embedding's weights has 0."""
 
     embedding: int
     attention: int
@@ -177,7 +177,7 @@ class Architecture:
             num_layers=_integer(config, "num_hidden_layers", most=_MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=_integer(config, "num_key_value_heads", heads),
-            head_dim=_integer(config, "head_dim", _HEAD_DIM.get(model_type, hidden_size // max(heads, 1))),
+            head_dim=_integer(config, "head_dim", _DEFAULT_HEAD_DIMS.get(model_type, hidden_size // max(heads, 1))),
             vocab_size=_integer(config, "vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
             max_position=_integer(config, "max_position_embeddings"),
@@ -289,24 +289,25 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
-    """Returns the attention window of every layer, by the rules of transformers; None if no position is beyond the
-    window.
+    """Returns the attention window of every layer, by the rules of transformers. Returns None if no position is beyond
+    the window.
 
-    In Mistral all layers have the window. Qwen has a window only if `use_sliding_window` is set: on the layers that
-    `layer_types` names, or without `layer_types` on the layers from `max_window_layers` on. Raises `ValueError` if only
-    some layers have a window."""
+    In Mistral all layers have the window. Qwen has a window only if `use_sliding_window` is set. `layer_types` names
+    the layers with the window; without `layer_types`, these are the layers from `max_window_layers` on. Raises
+    `ValueError` if only some layers have a window.
+    """
     is_mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
     has_window = is_mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
         has_window = False
     window = _integer(config, "sliding_window", 4096) if has_window else None  # 4096 in transformers
     first_layer = 0 if is_mistral else _integer(config, "max_window_layers", 28)
-    defaults = [_SLIDING if window is not None and layer >= first_layer else _FULL for layer in range(count)]
-    by_layer = defaults if config.get("layer_types") is None else list(map(str, config["layer_types"]))
+    default_types = [_SLIDING if window is not None and layer >= first_layer else _FULL for layer in range(count)]
+    by_layer = default_types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
     if len(by_layer) != count:
         raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(by_layer)}")
     allowed_types: list[set[str]] = [set(), {_FULL}, {_SLIDING} if has_window else set()]  # set(): no layers
-    if set(by_layer) not in allowed_types or (is_mistral and by_layer != defaults):
+    if set(by_layer) not in allowed_types or (is_mistral and by_layer != default_types):
         raise ValueError(f"{model_type}: {_PARTIAL_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
         raise ValueError(f"{model_type}: sliding_window {config['sliding_window']!r} is not modelled yet")

@@ -69,7 +69,8 @@ class Device:
         return self.matrix_flops_per_s[dtype] / (self.sms * self.boost_clock_hz)
 
     def ceilings(self, clock_hz: float | None = None) -> Ceilings:
-        """Returns the peak rates of the data sheet, or the peak rates at `clock_hz` with an unchanged memory rate.
+        """Returns the peak rates of the data sheet. With `clock_hz`, returns the peak rates at this clock; the memory
+        rate is unchanged.
 
         `fp32` (IEEE) matrix products run at the vector rate. Raises `ValueError` on a clock above `max_clock_hz`.
         """
@@ -81,7 +82,7 @@ class Device:
             clock_ratio = clock_hz / self.boost_clock_hz
             vector_flops_per_s = clock_hz * self._vector_flops_per_clock
         matrix_rates = {dtype: rate * clock_ratio for dtype, rate in self.matrix_flops_per_s.items()}
-        l2_rate = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
+        l2_per_clock = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
         return Ceilings(
             device=self.name,
             kind="datasheet" if clock_hz is None else "at_clock",
@@ -90,7 +91,7 @@ class Device:
             vector_flops_per_s=vector_flops_per_s,
             sfu_ops_per_s=self.sfu_ops_per_s * clock_ratio,
             launch_floor_s=self.launch_floor_s,
-            l2_bytes_per_s=None if l2_rate is None else l2_rate * self.boost_clock_hz * clock_ratio,
+            l2_bytes_per_s=None if l2_per_clock is None else l2_per_clock * self.boost_clock_hz * clock_ratio,
         )
 
     @property
@@ -203,7 +204,7 @@ _FIGURE_SOURCES = {  # peak rates; memory and links; clocks; L2
         _RUNTIME_SOURCE,
     ),
 }
-_FAMILIES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
+_FAMILY_NAMES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
 _SMEM_KIB_PER_SM = {80: 164, 89: 100, 90: 228, 100: 228}
 _LAUNCH_FLOOR_S = {90: 1.3e-6}  # a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
 _L2_READ_BYTES_PER_CLOCK = {(8, 0): 5120.0}  # the A100 whitepaper; no figure is published for Ada, Hopper and Blackwell
@@ -221,7 +222,7 @@ def _device(name: str) -> Device:
     return Device(
         name=name,
         full_name=_FULL_NAMES[name],
-        architecture=_FAMILIES[chip.sm],
+        architecture=_FAMILY_NAMES[chip.sm],
         compute_capability=divmod(chip.sm, 10),
         matrix_flops_per_s={dtype: _tera(rate) for dtype, rate in matrix_tflops.items()},
         vector_flops_per_s=_tera(chip.vector),
@@ -270,8 +271,8 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """Finds the device `name`, in upper or lower case or as nvidia-smi prints it. Also returns a note if several
-    devices match."""
+    """Finds the device `name`. The name may be in upper or lower case, or be the name that nvidia-smi prints. Also
+    returns a note if several devices match."""
     if reported_device := identify(name):
         return reported_device, None
     key = "-".join(name.lower().replace("_", "-").split())
@@ -287,7 +288,7 @@ def resolve(name: str) -> tuple[Device, str | None]:
 
 def get_device(name: str) -> Device:
     """Returns the device called `name`, found as in `resolve`; `h100` means `h100-sxm`. Raises `ValueError`, with a
-    list of the known devices, if none matches."""
+    list of the known devices, if no device matches."""
     return resolve(name)[0]
 
 

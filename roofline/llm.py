@@ -53,7 +53,7 @@ def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -
 def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str = "bf16", gpus: int = 1) -> int:
     """Returns the bytes that activations need on each of `gpus` GPUs.
 
-    For `tokens` tokens in one layer these are the residual, the normed input, and the larger of two sets: (q, k, v,
+    One layer needs the residual and the normed input of `tokens` tokens, and the larger of two sets: (q, k, v,
     attention output) or (gate, up, gate * up). The fp32 logits of `sequences` rows are added."""
     q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
     width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
@@ -206,10 +206,10 @@ def estimate(
 ) -> Estimate:
     """Returns the memory and the least TTFT and ITL of `batch` sequences of `context` tokens on one node of `device`.
 
-    TTFT (time to first token) is the prefill time of one sequence of `prompt` (default: `context`) tokens. ITL
+    TTFT (time to first token) is the prefill time of one sequence of `prompt` tokens (default: `context`). ITL
     (inter-token latency) is the time of a decode step at `context`. Without `tensor_parallel`, the estimate takes the
-    least number of GPUs that holds the batch. Raises `ValueError` on a length out of the model's range, a dtype that is
-    unknown or has no matrix rate, or an impossible number of GPUs."""
+    smallest number of GPUs with enough memory. Raises `ValueError` on a length out of the model's range, or an
+    impossible number of GPUs. Also raises on a dtype that is unknown or has no matrix rate."""
     prompt = context if prompt is None else prompt
     requested_gpus = 1 if tensor_parallel is None else tensor_parallel
     check_arguments(architecture, weight_dtype, kv_dtype, requested_gpus, batch=batch, context=context, prompt=prompt)
@@ -220,11 +220,11 @@ def estimate(
     gpu_choices = gpu_counts(architecture)
     min_gpus = next((n for n in gpu_choices if need.whole(n) <= usable_bytes), None)
     gpus = tensor_parallel or min_gpus or gpu_choices[-1]
-    gpu_link, dtypes = link(device, gpus), (weight_dtype, kv_dtype)
+    gpu_link, dtype_pair = link(device, gpus), (weight_dtype, kv_dtype)
 
     def least(kind: StepKind, batch: int, context: int, rows: int) -> StepBound:
         reduce_s = _all_reduce_total_s(architecture, rows, weight_dtype, gpus, gpu_link)
-        return step_bound(step_ops(architecture, kind, batch, context, *dtypes, gpus), device.ceilings(), reduce_s)
+        return step_bound(step_ops(architecture, kind, batch, context, *dtype_pair, gpus), device.ceilings(), reduce_s)
 
     prefill, decode = least("prefill", 1, prompt, prompt), least("decode", batch, context, batch)
     return Estimate(
@@ -257,8 +257,8 @@ def estimate(
         least_ttft_ms=prefill.least_ms,
         least_itl_ms=decode.least_ms,
         most_tokens_per_s=batch / decode.least_ms * 1e3,
-        published_prefill=step_time(architecture, device, "prefill", 1, prompt, *dtypes, gpus),
-        published_decode=step_time(architecture, device, "decode", batch, context, *dtypes, gpus),
+        published_prefill=step_time(architecture, device, "prefill", 1, prompt, *dtype_pair, gpus),
+        published_decode=step_time(architecture, device, "decode", batch, context, *dtype_pair, gpus),
     )
 
 

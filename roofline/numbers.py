@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Formats `value` with at least `count` significant digits, zeros included; no exponent from 1e-4 to 1e7."""
+    """Formats `value` with at least `count` significant digits, zeros included. Uses no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -63,7 +63,7 @@ def change(ratio: float | None) -> str:
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
 
 
-_SUFFIXES: tuple[tuple[str, str], ...] = (
+_UNIT_SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_bytes_per_s", "B/s"),
     ("_flops_per_s", "FLOP/s"),
     ("_ops_per_s", "op/s"),
@@ -82,10 +82,10 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_c", "C"),
 )
 _SI_UNITS = ("B/s", "FLOP/s", "op/s", "B", "Hz")
-_INITIALS = {
+_WORD_LABELS = {
     name: name.upper() for name in ("cpu", "ecc", "hbm", "itl", "l2", "mig", "os", "sfu", "sm", "tpot", "ttft")
 }
-_INITIALS |= {"sms": "SMs", "e2e": "end to end"}
+_WORD_LABELS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def time_unit(latencies_ms: Sequence[float]) -> str:
@@ -101,7 +101,7 @@ def in_unit(ms: float, unit: str) -> str:
 
 def metric_unit(name: str) -> tuple[str, str]:
     """Splits a metric's name into the name without its unit, and the unit: `itl_p50_ms` gives (`itl_p50`, `ms`)."""
-    for suffix, unit in _SUFFIXES:
+    for suffix, unit in _UNIT_SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), unit
     return name, ""
@@ -110,7 +110,7 @@ def metric_unit(name: str) -> tuple[str, str]:
 def metric_label(name: str) -> str:
     """Returns the label of a metric for readers: `itl_p50_ms` gives `ITL p50 (ms)`."""
     unitless_name, unit = metric_unit(name)
-    label_text = " ".join(_INITIALS.get(word, word) for word in unitless_name.split("_"))
+    label_text = " ".join(_WORD_LABELS.get(word, word) for word in unitless_name.split("_"))
     return f"{label_text} ({unit})" if unit and unit not in _SI_UNITS else label_text
 
 

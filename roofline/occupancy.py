@@ -55,7 +55,7 @@ class SmLimits:
 
     def carveout(self, wanted_bytes: int) -> int | None:
         """Returns the smallest shared-memory size that holds `wanted_bytes`, or None if no size is large enough."""
-        return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
+        return next((size_kib * _KIB for size_kib in self.carveouts_kib if size_kib * _KIB >= wanted_bytes), None)
 
 
 # fmt: off

@@ -59,7 +59,7 @@ _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "sol
 _DPI, _BAR_INCHES = 150, 0.2
 _ALPHA = 0.4
 """The opacity of a NOISY point."""
-_HALO = [withStroke(linewidth=2.0, foreground="white")]
+_TEXT_HALO = [withStroke(linewidth=2.0, foreground="white")]
 _MARGIN, _PANEL_WIDTH = 0.055, 0.575
 _MAX_NAME_WIDTH = 0.44
 """The largest width of a roof's name, as a fraction of the plane: the lowest roof's corner is farther to the right."""
@@ -75,11 +75,11 @@ def roofline_figure(
 ) -> Figure:
     """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`, of one or more kinds.
 
-    The ceilings belong to one device, or to several devices if each point names its device. Points without a time lie
-    on the measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine
-    the axis limits, so all figures of a device have the same axes. A point outside the limits extends the axes by whole
-    decades. Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if there are
-    several devices and a point names none."""
+    If the ceilings belong to several devices, each point must name its device. Points without a time lie on the
+    measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine the axis
+    limits. So all figures of a device have the same axes. A point outside the limits extends the axes by whole decades.
+    Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if there are several
+    devices and a point names none."""
     if not points:
         raise ValueError("points: expected at least one, got none")
     names = {ceiling.device for ceiling in ceilings}
@@ -134,7 +134,7 @@ def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
     """Returns the left, bottom, right and top limits of the axes."""
-    (min_x, min_y), (max_x, max_y) = (tuple(map(extreme, zip(*places, strict=True))) for extreme in (min, max))
+    (min_x, min_y), (max_x, max_y) = (tuple(map(min_or_max, zip(*places, strict=True))) for min_or_max in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
@@ -204,12 +204,12 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's sloped bandwidth roofs and flat roofs, with names above the slope, where no kernel lies.
+    """Draws each device's sloped bandwidth roofs and flat roofs. The names are above the slope, where no kernel lies.
 
-    Returns the texts of the flat roofs, and small boxes along sloped texts, because one large box would cover kernels.
-    """
+    Returns the texts of the flat roofs, and small boxes along the sloped texts. One large box around a sloped text
+    would cover kernels."""
     (left, right), texts, boxes = axes.get_xlim(), [], []
-    text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
+    text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _TEXT_HALO}
     for device, colour in roofs.colours.items():
         if not dtypes[device]:  # none of its kernels computes
             continue
@@ -244,8 +244,8 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` along the sloped roof of `rate`, where it covers the fewest markers (at `places`) and other texts
-    (`names`). Returns small boxes along the text."""
+    """Writes `name` along the sloped roof of `rate`. Chooses the position that covers the fewest markers (at `places`)
+    and other texts (`names`). Returns small boxes along the text."""
     x_min = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -292,10 +292,10 @@ def _draw_numbers(
     sizes = [(2.4 * len(str(point_number)) + 0.6, 3.6) for point_number, _ in points]
     offsets = place_labels(marker_points, sizes, _box(axes), occupied)
     line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
-    for (point_number, point), position, offset in zip(points, places, offsets, strict=True):
+    for (point_number, point), point_xy, offset in zip(points, places, offsets, strict=True):
         axes.annotate(
             str(point_number),
-            position,
+            point_xy,
             offset,
             textcoords="offset points",
             ha="center",
@@ -303,7 +303,7 @@ def _draw_numbers(
             fontsize=7.5,
             weight="bold",
             color=colours[point.op],
-            path_effects=_HALO,
+            path_effects=_TEXT_HALO,
             arrowprops=line if hypot(*offset) > NEAR_RADIUS + 0.1 else None,
             zorder=6,
         )
@@ -362,8 +362,8 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
     axes.set_ylim(len(points) - 0.3, -0.7)
     axes.set_yticks(range(len(points)), [str(point_number) for point_number, _ in points], fontsize=7.5, weight="bold")
     axes.tick_params(axis="y", length=0)
-    for tick, (_, point) in zip(axes.get_yticklabels(), points, strict=True):
-        tick.set_color(colours[point.op])
+    for tick_label, (_, point) in zip(axes.get_yticklabels(), points, strict=True):
+        tick_label.set_color(colours[point.op])
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     names = " and ".join(f"{si(roof.hbm_bytes_per_s)}B/s ({roofs.name(roof)})" for roof in roof_by_device.values())

@@ -50,9 +50,9 @@ def write_text(figure: Figure, x: float, y: float, text: str, room: float, **sty
     shown_text = visible(text)
     max_characters = int(room * MAX_CHARACTERS)
     shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
-    text_object = figure.text(x, y, shown_text, parse_math=False, **style)
-    width = text_object.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
-    text_object.set_fontsize(float(text_object.get_fontsize()) * min(1.0, room / width if width else 1.0))
+    text_artist = figure.text(x, y, shown_text, parse_math=False, **style)
+    width = text_artist.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
+    text_artist.set_fontsize(float(text_artist.get_fontsize()) * min(1.0, room / width if width else 1.0))
 
 
 def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
@@ -67,11 +67,11 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             write_text(figure, x, y / height, cell, NAME_WIDTH, ha=alignment, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
-    heading = None
+    heading_work = None
     for point_number, point in rows:
         y -= ROW_IN
-        if heading != point.work:
-            heading = point.work
+        if heading_work != point.work:
+            heading_work = point.work
             case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
             y -= ROW_IN * 0.15
             left_style: dict[str, Any] = {"ha": "left", "va": "center"}

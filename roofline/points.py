@@ -93,14 +93,14 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """Chooses at most `most` points to draw. If some points have FLOPs, only a few points without FLOPs are chosen.
 
-    The priority is: the fastest kernel of each op, case and device; the libraries' kernels; the naive kernels; all
-    others. Within one priority, the cases are sorted by the fastest kernel's time above its bound, the largest first.
-    """
+    The first points are the fastest kernel of each op, case and device. Then come the libraries' kernels, then the
+    naive kernels, then all others. Within each of these groups, the cases are sorted by the fastest kernel's time above
+    its bound, the largest first."""
     moving_points = [point for point in points if not point.flops]
     computing_points = [point for point in points if point.flops]
-    chosen_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
-    chosen_ids |= _foremost(computing_points, most - len(chosen_ids))
-    return [point for point in points if id(point) in chosen_ids]
+    chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
+    chosen_point_ids |= _foremost(computing_points, most - len(chosen_point_ids))
+    return [point for point in points if id(point) in chosen_point_ids]
 
 
 def _foremost(points: Sequence[Point], most: int) -> set[int]:
@@ -110,10 +110,10 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
     rank_by_id: dict[int, tuple[int, float]] = {}
     for group in groups.values():
         fastest = min(group, key=_speed)
-        lost_s = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
+        excess_s = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
         for point in group:
-            role_rank = {"library": 1, "naive": 2}.get(point.role, 3)
-            rank_by_id[id(point)] = (0 if point is fastest else role_rank, -lost_s)
+            priority = {"library": 1, "naive": 2}.get(point.role, 3)
+            rank_by_id[id(point)] = (0 if point is fastest else priority, -excess_s)
     return set(sorted(rank_by_id, key=lambda point: rank_by_id[point])[:most])
 
 
@@ -138,11 +138,12 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
 def place_labels(
     spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
 ) -> list[tuple[float, float]]:
-    """Returns the offset of each label from its point. Labels cover no marker, no box of `occupied`, no other label.
+    """Returns the offset of each label from its point. A label covers no marker, no box of `occupied` and no other
+    label.
 
     A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
-    no position within a distance of 60 is free, the label takes the nearest position. All lengths have the same unit;
-    the constants suit typographic points."""
+    no position up to distance 60 is free, it takes the nearest position. All lengths are in one unit, as typographic
+    points."""
     half_marker = 4.0
     taken_boxes = [*occupied, *((x - half_marker, y - half_marker, x + half_marker, y + half_marker) for x, y in spots)]
     offsets = []

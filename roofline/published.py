@@ -1,8 +1,8 @@
 """Reads kernel times that others published, and interpolates between the published shapes.
 
-`results/published/tables.json` describes the tables: device, library, op, the source's timing method, and the origin of
-the numbers. `rooflab import published` writes the tables. Between two shapes, log(time / bound) is interpolated
-linearly in the logarithm of each axis. Nothing is extrapolated.
+`rooflab import published` writes the tables of times. `results/published/tables.json` describes each table: device,
+library, op, the source's timing method, and the origin of the numbers. Between two shapes, log(time / bound) is
+interpolated linearly in the logarithm of each axis. Nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns seconds by shape (values of `exact`, then of `axes`). Raises `ValueError` if the file is wrong."""
+        """Returns the seconds of each shape: its `exact` and `axes` values.  Raises `ValueError` on a bad file."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -100,16 +100,17 @@ class Table:
         """Returns the sorted published values of each axis, for each combination of `exact` values."""
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
-            value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
-            for values, value in zip(value_sets, shape[len(self.exact) :], strict=True):
+            axis_value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
+            for values, value in zip(axis_value_sets, shape[len(self.exact) :], strict=True):
                 values.add(value)
-        return {key: [sorted(values) for values in value_sets] for key, value_sets in values_by_key.items()}
+        return {key: [sorted(values) for values in axis_value_sets] for key, axis_value_sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """Returns the data sheet's bound of a shape, in seconds. `cached`: L2 keeps data from one call to the next.
+        """Returns the data sheet's bound of a shape, in seconds. With `cached`, L2 keeps data from one call to the
+        next.
 
-        With `cached`, the HBM bytes of `copies` calls are all their bytes minus the size of L2. The L2 rate sets no
-        bound, because no rate is published."""
+        With `cached`, `copies` calls together move all their bytes minus the size of L2 through HBM. The L2 rate sets
+        no bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -139,8 +140,8 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(time / bound), interpolated linearly along each axis on which the point is not on the grid. A
-        missing grid point gets the median of the interpolations along the axes through this point."""
+        """Returns log(time / bound) of a point. If a coordinate is not on the grid, interpolates linearly along its
+        axis. A grid point without a time gets the median of the interpolations along all axes."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
@@ -153,7 +154,7 @@ class Table:
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates along one axis, between the nearest published points on both sides; None if a side has none."""
+        """Interpolates along one axis, between the nearest published points on both sides. Without a side: None."""
         values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
         index = bisect_left(values, point[axis])
         if not 0 < index < len(values):
@@ -218,8 +219,8 @@ def committed() -> tuple[Table, ...]:
 
 
 def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Time]:
-    """Returns the published times of a test case of one of our ops on a GPU. Each table that has the shape or its
-    neighbours gives one time. The list is empty if no table has this case."""
+    """Returns the published times of a test case of one of our ops on a GPU. Each table that covers the case gives one
+    time, published or interpolated. The list is empty if no table covers the case."""
     shape = _shape(op, case)
     if shape is None:
         return []
@@ -235,8 +236,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Converts a test case to the column names of the tables. Returns None if the tables do not time this case. The
-    page size is left out, because each source has its own page size."""
+    """Returns a test case with the column names of the tables. Returns None if the tables do not time this case. Leaves
+    out the page size, because each source has its own page size."""
     shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:

@@ -1,8 +1,8 @@
 """Computes the time of one forward pass (a step) of a model from measured times of vLLM's kernels.
 
 A step consists of matrix products, attention, all-reduces and other ops.  The measured times come from tables that
-others published (`published.py`).  An op without a time in these tables counts with its roofline bound.  The time of
-the step is the sum over its ops.  It leaves out gaps between ops and the time of the host.
+others published (`published.py`).  If the tables have no time for an op, the op gets its roofline bound.  The time of
+the step is the sum of these times.  The sum contains no gaps between ops and no host time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class StepTime:
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns the milliseconds of matrix products, attention, all-reduces and `rest` (the other ops, a bound)."""
+        """Returns the milliseconds of `products`, `attention`, `all-reduces` and `rest` (all other ops, by their
+        bounds)."""
         category_ms: dict[str, float] = {}
         for op in self.ops:
             category = _OP_CATEGORIES.get(op.op, "rest")
@@ -95,10 +96,10 @@ def loaded_itl_ms(
 ) -> float | None:
     """Returns the mean milliseconds between tokens (ITL) of a server with `concurrency` running requests.
 
-    Returns None if no published table has times of this device.  A request has `prompt` tokens and generates `output`
-    tokens.  A new request replaces a finished request at once.  While a sequence generates `output` tokens, the GPU
-    also runs `concurrency` prefills, and the sequence waits for them.  The mean context has `prompt + output // 2`
-    tokens."""
+    A request has `prompt` tokens and generates `output` tokens.  A new request replaces a finished request at once, and
+    the other requests wait for its prefill.  So a token waits for `concurrency / output` prefills on average.  The
+    decode step has a context of `prompt + output // 2` tokens.  Returns None if no published table has times of this
+    device."""
     step_options = weight_dtype, kv_dtype, gpus
     decode_step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *step_options)
     prefill_step = step_time(arch, device, "prefill", 1, prompt, *step_options)
@@ -143,7 +144,7 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a matrix product.  If N is above the published values, adds the times of equal parts of N."""
+    """Returns the time of a matrix product.  If N is above all published N, adds the times of equal parts of N."""
     max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     piece_count = ceil(op.shape["N"] / max_n) if max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}

@@ -1,16 +1,16 @@
 """Computes the cost of each op in one prefill or decode step of a model, and the minimum time of the step.
 
-The model assumes that each op is one kernel, and that kernels run one after another. Each kernel moves its inputs and
-outputs through HBM once. The time of an op is the largest of its memory, arithmetic and launch times. The time of the
-step is the sum of these times. A kernel that fuses two ops can be faster than this bound; separate kernels cannot. The
-cost of an op equals the cost in the op's own specification for the same shapes.
+The estimate assumes that each op is one kernel, and that kernels run one after another.  Each kernel moves its inputs
+and outputs through HBM once.  The time of an op is the largest of its memory, arithmetic and launch times.  The time of
+the step is the sum of these times.  A kernel that fuses two ops can be faster than this sum.  The cost of an op is the
+same as in the op's own specification.
 
-Tensor parallelism splits the heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype. Some switches add the values (NVLink SHARP, since Hopper). With
-these switches each GPU sends the tensor's bytes once. With other links each of `n` GPUs sends `2 * (n - 1) / n` of
-these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). The model does not count the latency
-of all-reduces. All-reduces overlap with no kernel, because the next op needs the sum. The model leaves out the
-collectives of embedding and logits, about `1 / (2 * layers)` of these bytes.
+Tensor parallelism splits the heads, the MLP's width and the vocabulary.  Each layer then has two all-reduces of a
+`[tokens, hidden]` tensor in the activations' dtype.  Some switches add the values (NVLink SHARP, since Hopper).  With
+these switches each GPU sends the tensor's bytes once.  With other links each of `n` GPUs sends `2 * (n - 1) / n` of
+these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
+counted.  All-reduces overlap with no kernel, because the next op needs the sum.  The collectives of embedding and
+logits are left out.  They have about `1 / (2 * layers)` of these bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
 
 class OpCost(NamedTuple):
-    """The cost of one op in a step, such as the QKV projection: the step calls it `calls` times at `cost` each."""
+    """The cost of one op in a step, such as the QKV projection, with `calls` calls of `cost` each."""
 
     op: str
     calls: int
@@ -87,7 +87,7 @@ def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: floa
 def _step(
     arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> list[OpCost]:
-    """Returns all ops of a step on one of `gpus` GPUs, with sampling.  Computes logits for one token per sequence."""
+    """Returns all ops of a step on one of `gpus` GPUs, with sampling.  Only one token per sequence gets logits."""
     act_dtype = activation_dtype(weight_dtype)
     T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act_dtype]
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
@@ -177,7 +177,7 @@ class Link(NamedTuple):
 
 
 def link(device: Device, gpus: int) -> Link:
-    """Returns the link between `gpus` GPUs of the model `device`: NVLink if it connects all GPUs, else PCIe."""
+    """Returns the link between `gpus` GPUs of the type `device`: NVLink if it connects all these GPUs, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
     return Link("PCIe", device.pcie_bytes_per_s, False)
@@ -212,7 +212,7 @@ class StepBound:
 
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
-    """Returns the minimum time of `ops`, one after another.  Raises `ValueError` if a dtype has no matrix rate."""
+    """Returns the minimum time of `ops`, run one after another.  Raises `ValueError` if a dtype has no matrix rate."""
     bounds = [(op, bound(op.cost, ceilings)) for op in ops]
     limiter_seconds = {"link": all_reduce_total_s}
     for op, op_bound in bounds:

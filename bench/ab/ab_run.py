@@ -64,9 +64,8 @@ def run(
     """Runs and judges `comparison`.  A fault of a kernel becomes a verdict and raises no exception.
 
     `floors` holds a noise floor for each comparison; None means the stored noise floors of this machine. `checked=True`
-    means that an earlier run has checked the same code and its timed outputs.  This run then only measures.  With
-    `by_activity=False` only times count, even if both sides ran the same device code.
-    """
+    means that an earlier run has checked the same code.  This run then only measures.  If both sides ran the same
+    device code, a difference is UNRESOLVED.  `by_activity=False` turns this rule off."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {
@@ -87,9 +86,9 @@ def run(
     def evidence(read: Readings, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
         evidence_items = []
         for key in keys:
-            records, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
+            records, side_labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
             key_evidence = evidence_of(
-                key, *records, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
+                key, *records, side_labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
             )
             evidence_items.append(Evidence(key, broken=faults[key]) if key in faults else key_evidence)
         return evidence_items
@@ -124,7 +123,7 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 
 
 def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
-    """Returns why comparisons cannot be timed: a kernel runs on neither side, or one of two kernels cannot run."""
+    """Maps each comparison that cannot be timed on this machine to the reason."""
     refusals = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reasons = {}
     for (name, key), reason in refusals.items():
@@ -183,7 +182,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     time_pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
     records = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
     blank_record = b.targets.get(outcome.key, baseline_target).record(result.settings.device, result.settings.seed)
-    values = {name: getattr(outcome, name) for name in METRICS}
+    metric_values = {name: getattr(outcome, name) for name in METRICS}
     status = _STATUS_BY_VERDICT.get(outcome.verdict, "OK")
     return replace(
         records[0] if records else blank_record,
@@ -208,7 +207,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
             "samples": Record.packed([baseline_time for baseline_time, _ in time_pairs]) if time_pairs else None,
         },
         verdict=outcome.verdict,
-        metrics={name: float(value) for name, value in values.items() if value is not None},
+        metrics={name: float(value) for name, value in metric_values.items() if value is not None},
     )
 
 

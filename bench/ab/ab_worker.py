@@ -68,7 +68,7 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
-            "taken": [case.id for text in job["cases"] if (case := _case_of(spec, text)) is not None],
+            "taken": [case.id for case_text in job["cases"] if (case := _case_of(spec, case_text)) is not None],
             "schemes": list(spec.schemes),
             "files": sorted({file_of[kernel.id] for kernel in chosen_kernels.values()}) if file_of else [],
         }
@@ -84,9 +84,10 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
 
 
 def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """Checks the kernel on the op's first small case with adversarial inputs, and on `target`'s case with usual inputs.
+    """Checks the kernel with adversarial inputs on the op's first small case, then with usual inputs on `target`'s
+    case.
 
-    If the kernel does not support the small case, the adversarial inputs are made for the case of `target`."""
+    If the kernel does not support the small case, it gets adversarial inputs on the case of `target` only."""
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
@@ -187,8 +188,8 @@ PROBE_CYCLES = 10_000_000
 
 
 class Slowed(Rotation):
-    """Calls a kernel on copies of its inputs, and waits after each call.  The wait takes the call's time times `share`.
-    On a CPU a loop waits; on CUDA the device waits."""
+    """Calls a kernel on copies of its inputs, and waits after each call for `share` times the duration of the call. On
+    a CPU a loop waits; on CUDA the device waits."""
 
     def __init__(self, rotation: Rotation, share: float, device: torch.device):
         self.__dict__ |= vars(rotation)

@@ -1,7 +1,7 @@
 """Compares any two functions in an A/B run, without an op's specification: `compare(my_fn, ref_fn, make_inputs)`.
 
 The functions become an op, so the usual check and the usual timer apply.  A fresh process finds a function of an
-importable module by its name.  It finds a function at the top level of a script by the script's path, so that Triton
+importable module by its name.  A function at the top level of a script is found by the script's path, so that Triton
 finds the source of a kernel.  Any other function (a lambda, or one in a notebook) is sent by value, with cloudpickle.
 """
 
@@ -77,14 +77,14 @@ def compare(
 ) -> Compared:
     """Checks `my_fn` against `ref_fn`, and measures in pairs of fresh processes whether `my_fn` is slower or faster.
 
-    `make_inputs(seed)` or `make_inputs()` returns a tuple, a mapping or one tensor.  Both functions run on the device
-    of these inputs.  The functions get a mapping as keyword arguments, or a tuple as positional arguments.  The result
-    is a tensor or a tuple of tensors.  A fresh process must be able to import the functions.  So define the functions
-    at the top level of a module, or of a script that guards its own work with `if __name__ == "__main__":`.  A lambda
-    or a function in a notebook is sent by value.  `threshold` is the smallest ratio that matters, and `floor_s` is the
-    smallest time difference that matters.  `kernel_s` is the measuring time of one process.  After `budget_s` the run
-    ends with fewer pairs.  `progress` is called with a line for each process; by default the lines go to standard
-    error.  Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict."""
+    `make_inputs(seed)` or `make_inputs()` returns a tuple, a mapping or one tensor.  A tuple gives the positional
+    arguments of both functions, and a mapping gives the keyword arguments.  Both functions run on the device of these
+    inputs.  They return a tensor or a tuple of tensors.  A fresh process must be able to import the functions.  So
+    define them at the top level of a module or script.  A script must guard its own work with `if __name__ ==
+    "__main__":`.  A lambda or a function in a notebook is sent by value.  A difference counts if it exceeds the ratio
+    `threshold` and the time `floor_s`.  Each process measures for `kernel_s` seconds.  After `budget_s` seconds the run
+    ends with fewer pairs. `progress` is called with a line for each process; by default the lines go to standard error.
+    Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict."""
     from rooflab.bench.show import note  # not in the processes that measure
 
     rules = Rules(threshold, floor_s)
@@ -114,7 +114,7 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """Returns an op of the packed functions `fn`, `reference` and `make_inputs`.  Raises as `FunctionOp.of` does."""
+    """Makes an op from the packed functions `fn`, `reference` and `make_inputs`.  Raises like `FunctionOp.of`."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 
@@ -149,8 +149,8 @@ def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _find(module: Any, name: str) -> Any:
-    for attribute in name.split("."):
-        module = getattr(module, attribute, None)
+    for attribute_name in name.split("."):
+        module = getattr(module, attribute_name, None)
     return module
 
 

@@ -1,9 +1,9 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is `log(time_B / time_A)`, the log ratio of the times of sides A and B in one pair of fresh processes.
-Launches inside one process are not independent.  With 1% of noise between processes, tests that pool launches call 40%
-of identical pairs slower.  So this file does not use single launches.  The estimate is Hodges and Lehmann's (1963): the
-median of the Walsh averages.  A Walsh average is the mean of two effects.  Bounds and p-values are exact, by Wilcoxon's
+An effect is `log(time_B / time_A)`.  Its two times come from one pair of fresh processes, one for each side.  Launches
+inside one process are not independent, so this file does not use single launches.  With 1% of noise between processes,
+tests that pool launches call 40% of identical pairs slower.  A Walsh average is the mean of two effects.  The estimate
+is the median of all Walsh averages (Hodges and Lehmann, 1963).  Bounds and p-values are exact, by Wilcoxon's
 signed-rank test on the averages.
 """
 
@@ -59,7 +59,7 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the one-sided p-value of `effect <= margin`.  A Walsh average equal to `margin` supports this."""
+    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average equal to `margin` supports it."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
@@ -83,7 +83,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Returns the probability of each signed-rank sum for random signs.  A sum adds some of 1, 2, ..., `pairs`."""
+    """Returns the probability of each signed-rank sum, if each of 1, 2, ..., `pairs` is added with probability 1/2."""
     probabilities = np.ones(1)
     for rank in range(1, pairs + 1):
         next_probabilities = np.zeros(probabilities.size + rank)

@@ -2,10 +2,10 @@
 
 A comparison never passes if its records are missing, wrong or from another machine.
 
-A record is the measurement of one process.  If the records of the two sides alternate in time, they form pairs.  If one
-side was measured after the other, the machine may have drifted.  Then an effect has a verdict only if the effect is
-much larger than the possible drift (`drift`).  Records of an A/B run say whether they belong to the confirming batch.
-Records without this mark are split into halves: the first half finds a difference, and the second half confirms it.
+A record holds the measurement of one process.  Records of two sides that alternate in time form pairs.  If one side was
+measured after the other side, the machine may have drifted.  Then an effect must be much larger than the possible drift
+(`drift`).  In an A/B run, each record says whether it belongs to the second batch, which confirms a difference.  Other
+records are split into halves.  The first half finds a difference, and the second half confirms it.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     """Returns one outcome for each kernel, case and scheme (dtypes) with a record on side A.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
-    read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of one run, or
-    if one side has records of several commits."""
+    read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of the same
+    run, or if one side has records of several commits."""
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
     kernel_names = kernels or (None, None)
     side_records = [_by_key(read(path), kernel) for path, kernel in zip((a, b), kernel_names, strict=True)]
-    labels = (str(a), str(b))
+    side_labels = (str(a), str(b))
     evidence = []
     for key, first_records in side_records[0].items():
         second_records = side_records[1].get(key, [])
-        _check_apart(key, first_records, second_records, labels)
+        _check_apart(key, first_records, second_records, side_labels)
         if not second_records:
-            missing_reason = f"{labels[0]} has it, {labels[1]} has not: removed or renamed"
+            missing_reason = f"{side_labels[0]} has it, {side_labels[1]} has not: removed or renamed"
             evidence.append(Evidence(key, broken=("MISSING", missing_reason)))
         elif any(record.status not in NOT_RUN for record in (*first_records, *second_records)):
             floors = load_floors(str(second_records[0].environment.get("machine_key")))
-            item = evidence_of(key, first_records, second_records, labels, rules, floors)
-            foreign_reason = None if item.broken else _foreign(first_records, second_records, labels)
+            item = evidence_of(key, first_records, second_records, side_labels, rules, floors)
+            foreign_reason = None if item.broken else _foreign(first_records, second_records, side_labels)
             evidence.append(replace(item, broken=("INVALID", foreign_reason)) if foreign_reason else item)
     return judge(evidence, rules)
 
@@ -79,7 +79,7 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
             imported = (record.environment.get("imported") or {}).get("benchmark") or {}
             name = record.op if kernel else f"{record.op}/{record.kernel}"
-            key = " ".join(part for part in (name, record.case_id, record.scheme) if part)
+            key = " ".join(key_part for key_part in (name, record.case_id, record.scheme) if key_part)
             if imported.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
                 key = str(imported["fullname"])
             groups.setdefault(key, []).append(record)
@@ -87,9 +87,9 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
 
 
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
-    """Raises `ValueError` if both sides have records of one run, or if one side has records of several commits."""
-    runs = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
-    common_runs = sorted(run for run, _ in runs[0] & runs[1])
+    """Raises `ValueError` if both sides have records of the same run, or one side has records of several commits."""
+    runs_by_side = [{(record.run_id, record.kernel) for record in records} for records in (first, second)]
+    common_runs = sorted(run for run, _ in runs_by_side[0] & runs_by_side[1])
     if common_runs:
         raise ValueError(f"records: expected two sides, got the run {common_runs[0]} of {key} on both")
     for records, label in ((first, labels[0]), (second, labels[1])):
@@ -134,8 +134,8 @@ def evidence_of(
     """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
     `floors` holds the noise floor of each kernel, as A/A runs store it.  A comparison of two kernels uses the larger
-    floor. `stopped` says why the confirming batch has fewer pairs than requested.  With `by_activity=False` only the
-    times count, even if both sides ran the same device code."""
+    floor.  `stopped` says why the confirming batch has fewer pairs than requested.  `by_activity=False` ignores whether
+    both sides ran the same device code."""
     first, second = _counted(first, second)
     records = [*first, *second]
     if fault := _broken(first, second, labels):
@@ -151,7 +151,7 @@ def evidence_of(
         first=first_pairs,
         second=second_pairs,
         drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else NOT_IN_TURN,
-        drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
+        drift=drift(*([(run.timestamp, run.seconds) for run in runs_of_side] for runs_of_side in (a, b))),
         noise_floor=max((floor for floor in floors_here if floor is not None), default=None),
         identical=by_activity and len(activity_hashes) == 1 and None not in activity_hashes,
         unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else lack if count < 2 * BOUNDED_PAIRS else "",
@@ -170,16 +170,16 @@ def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Re
 
 
 def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
-    """Returns the verdict and the reason if records cannot be compared: the worst fault, or different timing methods.
+    """Returns a verdict and its reason if the records cannot be compared, else None.
 
-    Warm and cold L2 caches are different methods, for all kernels.  A wrong kernel on one side is a worse fault than a
-    kernel that did not run on the other side."""
+    The reason is the worst fault of a record, or different timing methods.  Warm and cold L2 caches are different
+    methods. A wrong kernel is a worse fault than a kernel that did not run."""
     faults = []
     for records, label in zip((first, second), labels, strict=True):
         for record in records:
             if (fault := fault_of(record)) is not None:
-                rank = list(ExitStatus).index(EXIT_STATUS[fault[0]]), record.status in NOT_RUN
-                faults.append((rank, (fault[0], f"{label}: {fault[1]}")))
+                fault_rank = list(ExitStatus).index(EXIT_STATUS[fault[0]]), record.status in NOT_RUN
+                faults.append((fault_rank, (fault[0], f"{label}: {fault[1]}")))
     if faults:
         return min(faults, key=lambda fault: fault[0])[1]
     # Whether a CPU's threads were pinned may differ between processes of one kernel: under other load, 2 of 12 did not
@@ -190,7 +190,7 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
 
 def fault_of(record: Record) -> tuple[Verdict, str] | None:
     """Returns the verdict and the reason if a record cannot be compared: its status is not OK, or its time invalid."""
-    median, samples = record.latency_median_ms, record.samples_s
+    median, sample_times = record.latency_median_ms, record.samples_s
     if record.status == "INCORRECT":
         return "INCORRECT", record.reason
     if record.status in ("INVALID", "NOISY"):
@@ -199,9 +199,9 @@ def fault_of(record: Record) -> tuple[Verdict, str] | None:
         return "FAILED", f"{record.status}: {record.reason}"
     if median is None or record.basis != "measured":
         return "INVALID", "no time was measured"
-    if not all(map(math.isfinite, (median, *samples))):
+    if not all(map(math.isfinite, (median, *sample_times))):
         return "INVALID", "a sample is not a finite number"
-    if median <= 0 or any(value < 0 for value in samples):
+    if median <= 0 or any(value < 0 for value in sample_times):
         return "INVALID", "the timer did not move while the kernel ran"
     return None
 
@@ -220,16 +220,16 @@ _TimePairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_TimePairs, _TimePairs]:
-    """Returns the pairs of the first batch and of the second, which is empty if the first shows no difference."""
+    """Returns the pairs of the first batch and of the second.  Without a difference, the second batch is empty."""
     if all(run.confirms is not None for run in (*a, *b)):
         first_pairs, second_pairs = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
         )
         return first_pairs, second_pairs
     all_pairs = _paired(a, b)
-    middle = (len(all_pairs) + 1) // 2
-    if wants_confirmation(Evidence("", first=all_pairs[:middle]), rules):
-        return all_pairs[:middle], all_pairs[middle:]
+    num_first_pairs = (len(all_pairs) + 1) // 2
+    if wants_confirmation(Evidence("", first=all_pairs[:num_first_pairs]), rules):
+        return all_pairs[:num_first_pairs], all_pairs[num_first_pairs:]
     return all_pairs, ()
 
 
@@ -264,9 +264,9 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
 
     The drift starts from the largest change within a side.  It grows with the square root of the time between the
     sides, like a random walk.  If two sides of ten minutes are a day apart, the drift is 12 times as large.  In 10,000
-    simulated walks, with sides up to 1,000 times their length apart, none went further than `BEYOND_DRIFT` times the
-    drift (tests/ab/test_ab_estimate.py).  The drift is infinite if a side does not have two different times."""
-    times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]
+    simulated walks, none went further than `BEYOND_DRIFT` times the drift (tests/ab/test_ab_estimate.py).  Their sides
+    were up to 1,000 times their length apart.  The drift is infinite if a side does not have two different times."""
+    times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
     span_s = min((max(side) - min(side) for side in times if side), default=0.0)
     if not span_s > 0:
         return math.inf

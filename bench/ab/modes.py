@@ -84,8 +84,8 @@ def of_revisions(
     """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
     `changed`, compares only the ops that the changed files affect.
 
-    The repository is Rooflab's, or another repository that has the kernels in its files or its installed package.
-    Raises `ValueError` if git does not know a revision, or if a revision cannot be imported."""
+    Another repository may have the kernels, in its files or its installed package.  Raises `ValueError` if git does not
+    know a revision, or if a revision cannot be imported."""
     files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
     repository = repository_of(files, ROOT)
@@ -93,8 +93,8 @@ def of_revisions(
     with ExitStack() as exit_stack:
         a = exit_stack.enter_context(checked_out(root, base))
         b = exit_stack.enter_context(checked_out(root, head)) if head else working_tree(root)
-        for option, side in (("base", a), ("head", b)) if repository is None else ():
-            check_contract(side.path, side.label, option)
+        for option_name, side in (("base", a), ("head", b)) if repository is None else ():
+            check_contract(side.path, side.label, option_name)
         first_side, second_side = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
         if repository:
             side_files = files_in((a.path, b.path), repository, files)
@@ -140,7 +140,7 @@ def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path],
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Compares two complete files or folders of records.  Raises `ValueError` if `subset` selects only a part."""
+    """Compares two complete files or folders of records.  Raises `ValueError` if `subset` limits them to a part."""
     choice_by_option = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
     used_options = [name for name, value in choice_by_option.items() if value]
     if used_options:
@@ -166,9 +166,9 @@ def of_self_test(
     chosen_kernels = [choice for op in ops for choice in choose_kernels(op, subset.kernels or ("library",))]
     kernel_names = [(kernel.op, kernel.name) for kernel, _ in chosen_kernels] or KERNELS
     files = tuple(dict.fromkeys(file for _, file in chosen_kernels if file))
-    scheme = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
+    scheme_name = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
     test_result = self_test(
-        kernel_names, settings, subset.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
+        kernel_names, settings, subset.suite_name, scheme_name, repeats=repeats, slow_down=inject, done=say, files=files
     )
     if out is not None:
         for result in test_result.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
@@ -176,8 +176,8 @@ def of_self_test(
     slowed_title = f"slowed by {test_result.slow_down:.0%}"
     tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(test_result.repeats, 1)]
     tables.append((f"A against A {slowed_title}", test_result.injected.outcomes))
-    floors = {key: "not measured" if floor is None else change(floor) for key, floor in test_result.floors.items()}
-    notes = [f"noise floor of {key}: {floor}" for key, floor in floors.items()]
+    floor_texts = {key: "not measured" if floor is None else change(floor) for key, floor in test_result.floors.items()}
+    notes = [f"noise floor of {key}: {floor}" for key, floor in floor_texts.items()]
     if test_result.saw_nothing:
         notes.append(f"none {slowed_title} was called SLOWER: these pairs could see nothing")
     notes += [result.stopped for result in (*test_result.repeats, test_result.injected) if result.stopped]

@@ -57,9 +57,9 @@ def power(outcomes: Sequence[Outcome]) -> str:
     pair_counts = [value for outcome in outcomes if (value := outcome.pairs_for_1_percent) is not None]
     if not visible_effects or not pair_counts:
         return "No effect could have been seen: that takes at least 5 pairs."
-    effects = f"{change(statistics.median(visible_effects))}{_worst(change(max(visible_effects)), visible_effects)}"
+    effect_text = f"{change(statistics.median(visible_effects))}{_worst(change(max(visible_effects)), visible_effects)}"
     pair_text = f"{statistics.median(pair_counts):.0f} pairs{_worst(f'{max(pair_counts):.0f}', pair_counts)}"
-    return f"Smallest effect seen with a chance of 80%: {effects}. To tell 1% from no effect: {pair_text}."
+    return f"Smallest effect seen with a chance of 80%: {effect_text}. To tell 1% from no effect: {pair_text}."
 
 
 def _worst(text: str, values: Sequence[float]) -> str:
@@ -67,7 +67,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison.  It fails if the exit status is not 0.  An allowed UNRESOLVED is skipped."""
+    """Writes one test case per comparison: failed if the exit status is not 0, skipped for an allowed UNRESOLVED."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     test_suite = TestSuite("rooflab ab")
@@ -83,15 +83,15 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
         elif outcome.verdict == "UNRESOLVED":
             case.result = [Skipped(outcome_text, outcome.verdict)]
         test_suite.add_testcase(case)
-    document = JUnitXml()
-    document.add_testsuite(test_suite)
-    write_whole(path, document.tostring())  # type: ignore[no-untyped-call]
+    junit_document = JUnitXml()
+    junit_document.add_testsuite(test_suite)
+    write_whole(path, junit_document.tostring())  # type: ignore[no-untyped-call]
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
     """Writes a Markdown comment: a table of the `MAX_ROWS` worst comparisons, and a folded table of the others."""
-    order = list(EXIT_STATUS)
-    ranked_outcomes = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
+    verdicts = list(EXIT_STATUS)
+    ranked_outcomes = sorted(outcomes, key=lambda outcome: (verdicts.index(outcome.verdict), -(outcome.effect or 0.0)))
     lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(ranked_outcomes[:MAX_ROWS])]
     if len(ranked_outcomes) > MAX_ROWS:
         folded_heading = f"<details><summary>{len(ranked_outcomes) - MAX_ROWS} more</summary>"

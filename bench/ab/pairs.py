@@ -79,12 +79,12 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures up to `pairs` pairs of the comparisons `keys`.  A pair starts only if this pair and `later` more pairs
-    can end before `deadline` (a time of `clock`).  The longest pair so far gives the assumed duration of a pair.
+    """Measures up to `pairs` pairs of the comparisons `keys`.
 
-    If there is no time for `least + later` pairs, the run ends after the first pair, because fewer pairs give no
-    verdict. If a measurement cannot be compared, its comparison leaves the run and the others go on.  A NOISY
-    measurement removes only its pair."""
+    A pair starts only if it and `later` more pairs can end before `deadline` (a time of `clock`).  Each pair is assumed
+    to take as long as the longest pair so far.  If there is no time for `least + later` pairs, the run ends after the
+    first pair, because fewer pairs give no verdict.  If a record cannot be compared, its comparison is not measured
+    again.  A NOISY record removes only its pair."""
     batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
@@ -142,13 +142,13 @@ class JobRunner:
     """The environment that the first process of each side reported."""
 
     def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Measures the kernels of `keys` in a process.  If a kernel kills the process, a new one measures the rest."""
+        """Measures the kernels of `keys` in a process.  If a kernel kills it, a new process measures the rest."""
         readings = self._run_all(name, "measure", keys, MEASURE_LIMIT_S + 10 * self.settings.kernel_s)
         self.judged.add(name)
         return readings
 
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
-        """Checks the kernels of `keys` in a process.  If a kernel kills the process, a new one checks the rest."""
+        """Checks the kernels of `keys` in a process.  If a kernel kills it, a new process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_LIMIT_S)
 
     def list(self, name: SideName, subset: Subset) -> dict[str, Any]:

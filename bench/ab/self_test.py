@@ -45,7 +45,7 @@ class SelfTest:
 
     @property
     def saw_nothing(self) -> bool:
-        """Returns whether no slowed kernel was called SLOWER.  Then A/A runs without a difference prove nothing."""
+        """Returns whether the test missed every slowdown.  Then A/A runs without a difference prove nothing."""
         return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
 
     @property
@@ -99,9 +99,9 @@ def self_test(
         run(control, replace(settings, seed=settings.seed + 2 * index), done, {}, checked=index > 0, by_activity=False)
         for index in range(repeats)
     ]
-    slow_pair = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
+    slow_sides = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
     settings = replace(settings, seed=settings.seed + 2 * repeats)
-    slow_result = run(slow_pair, settings, done, {}, checked=True, by_activity=False)
+    slow_result = run(slow_sides, settings, done, {}, checked=True, by_activity=False)
     samples: dict[str, list[tuple[float, float]]] = {key: [] for key in targets}
     for result in rounds:
         if key := result.environments.get("B", {}).get("machine_key"):

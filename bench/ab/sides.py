@@ -100,19 +100,19 @@ class Comparison:
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
-    """Returns the cases with the most FLOPs and with the most bytes, in the order of `cases`.  In a tie, takes the last
-    case.
+    """Returns the case with the most FLOPs and the case with the most bytes.  Often these are one case.
 
-    A model's largest matrix product is bound by compute, and its largest weight by memory.  Often one case has both."""
+    In a tie, takes the last case.  A model's largest matrix product is bound by compute, and its largest weight by
+    memory."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
-    costs: dict[Case, Cost] = {}
+    cost_by_case: dict[Case, Cost] = {}
     for case in reversed(cases):
-        costs[case] = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-    if not costs:
+        cost_by_case[case] = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
+    if not cost_by_case:
         return []
     largest_cases = {
-        max(costs, key=lambda case: (costs[case].flops, costs[case].bytes)),
-        max(costs, key=lambda case: (costs[case].bytes, costs[case].flops)),
+        max(cost_by_case, key=lambda case: (cost_by_case[case].flops, cost_by_case[case].bytes)),
+        max(cost_by_case, key=lambda case: (cost_by_case[case].bytes, cost_by_case[case].flops)),
     }
     return [case for case in cases if case in largest_cases]
 
@@ -142,20 +142,20 @@ class Subset:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Returns the wanted schemes that an op has.  If the caller named none, falls back to the op's first scheme."""
+        """Returns the wanted schemes that an op has.  May fall back to the op's first scheme if the caller named none."""
         names = [name for name in self.scheme_names if name in schemes]
         return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """Returns the named cases that the op has (`taken`), if the caller named cases.  If the caller named a suite,
-        returns all its cases.  Else returns the largest cases of the device's default suite."""
+        """Returns `taken`, the named cases that the op has, if the caller named cases.  Else returns all `cases` of the
+        suite that the caller named.  Without a named suite, returns `largest`."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(subset: Subset) -> Comparison:
     """Returns the comparison of the first named kernel (side A) with the second.  A file's name stands for its kernels.
 
-    Raises `ValueError` unless there are one op and two kernels.  Also raises it on an unknown name, case or scheme."""
+    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
     files = any(name.endswith(".py") for name in subset.kernels)
     is_usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
@@ -168,7 +168,7 @@ def two_kernels(subset: Subset) -> Comparison:
     if subset.suite and not suite_cases:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {subset.suite!r}")
     case_ids, largest_ids = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
-    named_ids = [spec.check_case(Case.parse(text)).id for text in subset.cases]
+    named_ids = [spec.check_case(Case.parse(case_text)).id for case_text in subset.cases]
     cases = subset.cases_of(case_ids, largest_ids, named_ids)
     schemes = subset.schemes_of(spec.schemes)
     if not schemes:
@@ -201,9 +201,9 @@ def check_names(listed: Listings, subset: Subset) -> None:
 def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Comparison, list[str]]:
     """Chooses the targets of two revisions.  Returns the comparison, and notes on kernels that are left out.
 
-    `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A that side B lacks
-    is MISSING.  A kernel that only side B has is new and is not compared.  Kernels that can run on neither side are
-    left out, and so are ops without any comparison.  The notes name what is left out."""
+    `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A is MISSING if side
+    B lacks it.  A kernel that only side B has is new and is not compared.  Kernels that can run on neither side are
+    left out.  Ops without any comparison are left out too."""
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in subset.ops or sorted({*listed[0], *listed[1]}):

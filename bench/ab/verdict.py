@@ -1,18 +1,17 @@
 """Makes verdicts from evidence, and an exit status from verdicts.  This file runs no kernel.
 
-The verdict SLOWER has several conditions.  The one-sided 95% bound of the first batch exceeds two limits: the threshold
-and 0.5 us.  A second, independent batch of at least five pairs has an estimate above the two limits.  The bound of the
-two batches together exceeds the two limits.  (A bound for the second batch alone would square the power: 36% instead of
-60% at 3%.)  The false-discovery rate over all judged kernels is at most 5%.  The device activities of the sides differ.
-The effect is larger than the noise floor.
+A change counts above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is the
+effect that A/A comparisons (of identical code) showed there.  The cache folder keeps it.
 
-FASTER has the same conditions for a shorter time.  SAME needs two bounds inside the threshold, and sides that alternate
-in time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
+The verdict SLOWER has several conditions.  The one-sided 95% bound of the first batch is above the limit.  A second,
+independent batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above
+the limit.  (A bound for the second batch alone would square the power: 36% instead of 60% at 3%.)  The false-discovery
+rate over all judged kernels is at most 5%.  The device activities differ.  The effect is larger than the noise floor.
+
+FASTER has the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate in
+time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
 the machine (`evidence.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED
-comparison passes only if the pairs could have shown three times the change that matters.
-
-The noise floor of a machine is the effect that A/A comparisons showed, although their code was identical.  The cache
-folder keeps the noise floor.  The noise floor can only turn a verdict into UNRESOLVED.
+comparison passes only if the pairs could have shown a change of three times the limit.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def status_of(outcome: Outcome, strict: bool) -> ExitStatus:
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
-    """Returns SLOWER or FASTER if the bound of these pairs exceeds the margin, else None."""
+    """Returns SLOWER or FASTER if the bound of these pairs exceeds the margin (`Rules.margin`), else None."""
     if not pairs:
         return None
     effect, margin = _estimate(pairs, rules)
@@ -172,7 +171,7 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Returns the p-value of "B is slower (or faster) by at most the margin"; 1 if the first batch denies `verdict`.
+    """Returns the p-value of "the change is at most the margin"; 1 if the first batch did not call `verdict`.
 
     The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
     if _called(item.first, rules) != verdict:
@@ -255,7 +254,7 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor of A/A comparisons, each an absolute `(effect, widest bound)`.  Returns None if empty."""
+    """Returns the noise floor of A/A comparisons, each as absolute `(effect, widest bound)`; None if there are none."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:

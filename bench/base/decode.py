@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rooflab.bench.base.plain import Json, JsonObject, number_of
 
 Kind = TypeVar("Kind")
-_hints = cache(get_type_hints)
+_type_hints = cache(get_type_hints)
 
 
 def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
@@ -26,9 +26,9 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
-    """Returns the fields of the dataclass `kind` in a JSON object, by name.  Raises `ValueError` as `decoded` does."""
+    """Returns the fields of the dataclass `kind` in a JSON object, by name.  Raises `ValueError` like `decoded`."""
     with _at(place):
-        return {name: _decode(hint, values[name], name) for name, hint in _hints(kind).items() if name in values}
+        return {name: _decode(hint, values[name], name) for name, hint in _type_hints(kind).items() if name in values}
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def _at(place: str) -> Iterator[None]:
 def _decode(kind: Any, value: Json, path: str) -> Any:
     type_args, type_origin, path_prefix = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
     if type_origin in (Union, UnionType):
-        option_types = [option for option in type_args if option is not NoneType]
+        option_types = [member_type for member_type in type_args if member_type is not NoneType]
         open_to_all = len(option_types) > 1 or (value is None and len(option_types) < len(type_args))
         return value if open_to_all else _decode(option_types[0], value, path)
     if type_origin is Literal and value not in type_args:
@@ -68,7 +68,7 @@ def _object(kind: Any, values: Mapping[str, Json], path: str, inside: str) -> An
     arguments = {}
     for item in fields(kind):
         if item.name in values:
-            arguments[item.name] = _decode(_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
+            arguments[item.name] = _decode(_type_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"{inside}{item.name}: expected a value, got none")
     try:

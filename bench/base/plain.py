@@ -18,7 +18,7 @@ Json = Any
 JsonObject = Mapping[str, Json]
 Row = dict[str, Json]
 """One row of a table: values by the name of the column."""
-_PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
+_PUNCTUATION_ESCAPES = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
 def plain(value: object) -> Json:
@@ -48,13 +48,13 @@ def in_utc(text: str) -> str:
 
     Raises `ValueError` on any other text."""
     try:
-        moment = datetime.fromisoformat(text)
+        parsed_time = datetime.fromisoformat(text)
     except ValueError as error:
         raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    return (parsed_time if parsed_time.tzinfo else parsed_time.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
-_NUMERAL = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
 _DECIMAL_COMMA_REGEX = re.compile(r"[-+]?\d[\d.]*,\d+")
 
 
@@ -63,7 +63,7 @@ def number_in(text: str, place: str) -> float | None:
 
     Raises `ValueError`, with `place` in the message, on a decimal comma, because the number would be misread."""
     stripped_text = text.strip()
-    if _NUMERAL.fullmatch(stripped_text):
+    if _NUMBER.fullmatch(stripped_text):
         return float(stripped_text.replace(",", ""))
     if _DECIMAL_COMMA_REGEX.fullmatch(stripped_text):
         raise ValueError(f"{place}: expected a number with a decimal point, got {stripped_text!r}")
@@ -99,8 +99,8 @@ def markdown_cell(text: str) -> Marked:
 
 
 def markdown_code(name: str) -> Marked:
-    """Returns a name as code in a table cell.  Markdown parsers differ on a backslash, so it becomes an entity."""
-    text = visible(name)
-    if text.strip() == text and not set("`|\\") & set(text):
-        return Marked(f"`{text}`")
-    return Marked(f"<code>{text.translate(_PUNCTUATION)}</code>")
+    """Returns a name as code in a table cell.  A backslash becomes an HTML entity, because Markdown parsers differ."""
+    visible_name = visible(name)
+    if visible_name.strip() == visible_name and not set("`|\\") & set(visible_name):
+        return Marked(f"`{visible_name}`")
+    return Marked(f"<code>{visible_name.translate(_PUNCTUATION_ESCAPES)}</code>")

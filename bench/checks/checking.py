@@ -27,12 +27,12 @@ def run_checks(
     limit_s: float = math.inf,
     into: dict[int, CheckResult] | None = None,
 ) -> list[CheckResult]:
-    """Runs the checks.  Calls `done` with each result as soon as it is ready, and gives the record to `writer`.
+    """Runs the checks and returns the results, in the order of `checks`.
 
-    With `limit_s` the kernels take turns, and results may be missing, as in `Checkers.each`.  The time limit counts
-    from the moment when the processes have started.  Without a limit, interpreted kernels come first, because they take
-    longest. Returns the results in the order of `checks`.  Also stores each result at once in the mapping `into`, under
-    its index in `checks`."""
+    Each result goes at once to `done`, to `writer` as a record, and to `into` under its index in `checks`.  With
+    `limit_s` the kernels take turns, and results may be missing (`Checkers.each`).  The time limit counts from the
+    moment when the processes have started.  Without a limit, interpreted kernels come first, because they take longest.
+    """
     check_caches()
     environment = Environment.now(check.device.index or 0)
     check_ranks = (
@@ -41,12 +41,12 @@ def run_checks(
     check_order = sorted(range(len(checks)), key=check_ranks.__getitem__)
     results = {} if into is None else into
     check.start(checks)
-    for index, result in check.each([checks[position] for position in check_order], limit_s):
+    for index, result in check.each([checks[check_index] for check_index in check_order], limit_s):
         results[check_order[index]] = result
         if writer:
             writer.write(result.record(checks[check_order[index]].kernel, writer.run_id, environment))
         done(result)
-    return [results[position] for position in sorted(results)]
+    return [results[check_index] for check_index in sorted(results)]
 
 
 def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
@@ -91,7 +91,7 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
     `asked` always has a row.  The row is `unknown` if checks were left out and no result judges the kernel.
     """
     rows = []
-    check_counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
+    check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):
         kernel_results = [result for result in results if (result.op, result.kernel) == (op, name)]
         run_results = [result for result in kernel_results if result.status not in NOT_RUN]

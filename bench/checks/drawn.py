@@ -1,8 +1,8 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
 The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover pairs of parameter
-values as far as time allows.  A principle is a kind of inputs on which many kernels are wrong, although they are right
-on usual inputs.  `CheckTask.principle` names the principle that a check tests, if there is one.
+values as far as time allows.  A principle is a kind of inputs that reveals errors of many kernels, such as an empty
+tensor.  `CheckTask.principle` names the principle that a check tests, if there is one.
 """
 
 from __future__ import annotations
@@ -70,48 +70,47 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
-    The smoke cases (small cases) come first, in every scheme (dtypes).  Then edge cases (most different first) and
-    drawn cases alternate.  Each of them runs in one scheme, and the next case takes the next scheme.  A drawn case runs
-    with one set of adversarial inputs, chosen by `CheckTask.ways`.  A kernel that runs in software gets all adversarial
-    sets only on smoke cases: on the first one in every scheme, on the others in the last scheme.  With `every`, edge
-    cases run in every scheme, and smoke and edge cases get all adversarial sets.  The first check of each principle is
-    moved to the front."""
-    checks = []
+    The smoke cases (small cases) come first.  Then edge cases (most different first) and drawn cases alternate.  Smoke
+    cases run in every scheme (dtypes).  A drawn case runs in one scheme, and the next case takes the next scheme.  An
+    edge case does the same, or runs in every scheme if `every` is True.  A drawn case gets one set of adversarial
+    inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge cases get all adversarial sets.  In
+    software, only some smoke cases get all sets.  The first check of each principle is moved to the front."""
+    all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
         for kernel in kernels if schemes else ():
-            limits = most_work(kernel, chosen.device)
-            points = drawn_points(spec, chosen.seed, limits, own_numbers(source_of(kernel)))
-            often, tasks = every or limits == HARDWARE_LIMITS, list[CheckTask]()
+            case_limits = most_work(kernel, chosen.device)
+            points = drawn_points(spec, chosen.seed, case_limits, own_numbers(source_of(kernel)))
+            every_set, tasks = every or case_limits == HARDWARE_LIMITS, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
-                all_sets = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
+                all_sets = every_set or case == spec.cases["smoke"][0] or scheme == schemes[-1]
                 tasks.append(CheckTask(kernel, case, scheme, chosen.seed, all_sets))
             if tiled_case := of_several_tiles(spec):
                 tasks.append(CheckTask(kernel, tiled_case, schemes[-1], chosen.seed, "planted alone", TILES))
-            for index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
-                scheme = schemes[index % len(schemes)]
+            for edge_index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
+                scheme = schemes[edge_index % len(schemes)]
                 for dtypes in (schemes if every else (scheme,)) if edge is not None else ():
-                    tasks.append(CheckTask(kernel, edge, dtypes, chosen.seed, often, _is_empty(spec, edge, dtypes)))
+                    tasks.append(CheckTask(kernel, edge, dtypes, chosen.seed, every_set, _is_empty(spec, edge, dtypes)))
                 if point is not None:
-                    planted_way: Any = point.values.get(WAY_AXIS, often)
-                    tasks.append(CheckTask(kernel, point.case, scheme, chosen.seed, planted_way, point.principle))
-            checks += principles_first(_offered(tasks, spec, schemes), lambda item: item.principle)
-    return checks
+                    set_choice: Any = point.values.get(WAY_AXIS, every_set)
+                    tasks.append(CheckTask(kernel, point.case, scheme, chosen.seed, set_choice, point.principle))
+            all_checks += principles_first(_offered(tasks, spec, schemes), lambda item: item.principle)
+    return all_checks
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """Replaces a check that the kernel refuses by an accepted variant: without the refused options, or in another
-    scheme. For each reason of refusal, keeps the first refused check, so that a result reports the refusal."""
+    """Replaces a check that the kernel refuses by a variant that it accepts: without the refused options, or in another
+    scheme.  Also keeps one refused check for each reason, so that a result reports the refusal."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
-    for item in asked:
-        item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
-        variant = item.taken(spec)
-        if variant != item:
-            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-            refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
-        if variant is not None:
-            tasks.setdefault((variant.case, variant.scheme, variant.planted), variant)
+    for task in asked:
+        task = task._replace(schemes=(task.scheme, *(scheme for scheme in schemes if scheme != task.scheme)))
+        accepted_task = task.taken(spec)
+        if accepted_task != task:
+            inputs = spec.make_inputs(task.case, task.scheme, torch.device("meta"), task.seed)
+            refusals.setdefault(re.sub(r"\d+", "N", str(task.kernel.why_not_args(inputs, spec))), task)
+        if accepted_task is not None:
+            tasks.setdefault((accepted_task.case, accepted_task.scheme, accepted_task.planted), accepted_task)
     accepted_tasks = [*tasks.values()]
     return [*accepted_tasks[:1], *refusals.values(), *accepted_tasks[1:]]
 
@@ -128,9 +127,9 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Returns points that cover the op's domain and `CheckTask.ways`, or an empty list if the op has no domain.  With
-    `numbers` from the kernel's file, every third point lies near one of these numbers.
-    """
+    """Returns points (cases with their axis values) that cover the op's domain and `CheckTask.ways`.  Returns an empty
+    list if the op has no domain.  With `numbers` from the kernel's file, every third point lies near one of these
+    numbers."""
     if spec.domain is None:
         return []
     cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -144,15 +143,15 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] =
 def own_numbers(path: Path) -> tuple[int, ...]:
     """Returns the integers from 2 to 2**20 in a kernel's file, and in its C++ code.  Such integers are tile sizes,
     limits and defaults.  Larger integers are left out, because no case has such a size."""
-    source_text, numbers = path.read_text(encoding="utf-8"), set[int]()
+    source_text, integers = path.read_text(encoding="utf-8"), set[int]()
     for node in ast.walk(ast.parse(source_text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
-            numbers |= _numbers_of_c(node.value)
-        numbers |= set(_folded(node))
+            integers |= _numbers_of_c(node.value)
+        integers |= set(_folded(node))
     for source_file in path.parent.iterdir():
         if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in source_text):
-            numbers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
-    return tuple(sorted(number for number in numbers if 1 < number <= 2**20))
+            integers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
+    return tuple(sorted(integer for integer in integers if 1 < integer <= 2**20))
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
@@ -185,8 +184,8 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 def most_different(cases: Sequence[Case]) -> list[Case]:
     """Sorts cases so that each next case has the most new settings.  Sizes do not count as settings.
 
-    In most lists only the last cases have options.  In this order 74 wrong kernels took 414 checks instead of 477.  One
-    fault (an attention window longer than the keys) was found in check 21 instead of 59."""
+    Before the sort, only the last cases of most lists have options.  With the sort, 74 wrong kernels took 414 checks
+    instead of 477.  One fault (an attention window longer than the keys) was found in check 21 instead of 59."""
     remaining_cases, ordered_cases, seen_pairs = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while remaining_cases:
         case = max(remaining_cases, key=lambda one: len(_settings(one) - seen_pairs))  # max takes the first of the best
@@ -229,19 +228,19 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     max_dimension = max(max(tensor.shape, default=0) for tensor in tensors)
     shape_amounts = (0, max_dimension) if cost.tensor_flops else (rows, 0)
     work = sum(tensor.numel() for tensor in tensors), cost.flops, *shape_amounts
-    return case if all(amount <= limit for amount, limit in zip(work, most[1:], strict=True)) else None
+    return case if all(work_amount <= limit for work_amount, limit in zip(work, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     """Returns each check's position among the checks of its kernel.  The first check that the kernel accepts gets 0."""
     check_counts, begun_ids, turn_of_each = Counter[str](), set[str](), []
-    for item in checks:
-        name, spec = item.kernel.id, registry.get_op(item.kernel.op)
-        inputs = {} if name in begun_ids else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-        is_first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
-        begun_ids |= {name} if is_first else set()
+    for task in checks:
+        name, spec = task.kernel.id, registry.get_op(task.kernel.op)
+        inputs = {} if name in begun_ids else spec.make_inputs(task.case, task.scheme, torch.device("meta"), task.seed)
+        is_first_accepted = bool(inputs) and task.kernel.why_not_args(inputs, spec) is None
+        begun_ids |= {name} if is_first_accepted else set()
         check_counts[name] += 1
-        turn_of_each.append(0 if is_first else check_counts[name])
+        turn_of_each.append(0 if is_first_accepted else check_counts[name])
     return turn_of_each
 
 
@@ -251,7 +250,7 @@ Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Sorts items: the first item, then the first item of each principle, then the rest, which may be cut."""
+    """Sorts items: the first item, then the first item of each principle, then the rest, which a time limit may cut."""
     first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

@@ -7,9 +7,9 @@ this package registers every command with the application in `app.py`.
 from importlib import import_module
 from pathlib import Path
 
-for _file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
-    import_module(f"rooflab.bench.cli.{_file.stem}")
-_main = import_module("rooflab.bench.cli.app")
-for _app in (_main.app, *(group.typer_instance for group in _main.app.registered_groups)):
-    for _command in _app.registered_commands:
-        _command.cls = _main.Command
+for _command_file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    import_module(f"rooflab.bench.cli.{_command_file.stem}")
+_app_module = import_module("rooflab.bench.cli.app")
+for _typer_app in (_app_module.app, *(group.typer_instance for group in _app_module.app.registered_groups)):
+    for _command in _typer_app.registered_commands:
+        _command.cls = _app_module.Command

@@ -101,12 +101,12 @@ class Command(TyperCommand):
             with show.chosen(bool(ctx.params.get("json"))):
                 return super().invoke(ctx)
         except ValueError as error:
-            name, colon, message = str(error).partition(": ")
-            raise ValueError(self._typed(name) + colon + message) from error
+            name, separator, message = str(error).partition(": ")
+            raise ValueError(self._typed(name) + separator + message) from error
 
     def _typed(self, name: str) -> str:
-        """Returns the option of the parameter `name`, in the spelling that the user typed; `name` without an option."""
-        typed_words, options_by_key = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
+        """Returns the option of the parameter `name`, as the user typed it.  Returns `name` if there is no option."""
+        typed_words, options_by_key = {argv_word.partition("=")[0] for argv_word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
                 options_by_key.setdefault(key, []).extend(param.opts)
@@ -140,8 +140,8 @@ def _parser() -> Callable[..., object]:
 
 def _refuse_removed(words: Sequence[str]) -> None:
     """Raises `ValueError` if the command line has a removed command or option (`REMOVED_COMMANDS`)."""
-    for word in words:
-        name = word if word == words[0] else f"{words[0]} {word.partition('=')[0]}"
+    for command_word in words:
+        name = command_word if command_word == words[0] else f"{words[0]} {command_word.partition('=')[0]}"
         if name in REMOVED_COMMANDS:
             raise ValueError(f"{name.split()[-1]}: removed; {REMOVED_COMMANDS[name]}")
 
@@ -200,8 +200,8 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process if something is wrong; else returns.  The exit status is the first one that applies: 11 if a
-    kernel failed, 13 if a reading is INVALID or NOISY or if nothing ran, 12 if `undecided` is true."""
+    """Ends the process with the first exit status that applies; returns if none applies.  Status 11: a kernel failed.
+    Status 13: a reading is INVALID or NOISY, or nothing ran.  Status 12: `undecided` is true."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         exit_statuses.append(ExitStatus.INVALID)
@@ -212,7 +212,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns a writer for the folder `out`; with `resume` also the records in this folder.  `resume` needs `out`."""
+    """Returns a writer for the folder `out`; with `resume` (which needs `out`) also the folder's records."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

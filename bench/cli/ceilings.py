@@ -32,14 +32,14 @@ def ceilings(
     from rooflab.bench.core import MachineLimits, RunWriter, ceilings_for, pick_device
 
     chosen_device = pick_device(device)
-    limits = MachineLimits.kept(chosen_device)
-    if limits.records and not refresh:
+    machine_limits = MachineLimits.kept(chosen_device)
+    if machine_limits.records and not refresh:
         show.note(BUDGET_NOTE if budget_s is not None else None)
     else:
-        show.note(f"measuring: {'asked for anew' if limits.records else limits.reason}")
+        show.note(f"measuring: {'asked for anew' if machine_limits.records else machine_limits.reason}")
         with show.waiting("measuring this machine"):
-            limits = MachineLimits.measured(chosen_device, budget_s)
-    (records, reason), rows, peak_rates = limits, limits.rows, ceilings_for(chosen_device)
+            machine_limits = MachineLimits.measured(chosen_device, budget_s)
+    (records, reason), rows, peak_rates = machine_limits, machine_limits.rows, ceilings_for(chosen_device)
     noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))
     rate_kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason

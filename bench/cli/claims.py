@@ -49,8 +49,8 @@ def study(
         studies.append(result)
         show.line(result.claim, "bold")
         show.table(result.rows, tuple(result.rows[0]))
-        colours = {"holds": "green", "holds in part": "yellow", "fails": "red", "NOISY": "yellow"}
-        show.line(f"{result.verdict}: {result.number}\n", colours[result.verdict])
+        verdict_colours = {"holds": "green", "holds in part": "yellow", "fails": "red", "NOISY": "yellow"}
+        show.line(f"{result.verdict}: {result.number}\n", verdict_colours[result.verdict])
         writer.write(study_record(result, lab, writer.run_id))
         result.draw(folder)
     page = write_page(studies, lab, writer.path) if every else folder

@@ -56,7 +56,7 @@ def static(
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
-    store = None if no_cache else Store()
+    code_store = None if no_cache else Store()
     op_args: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
     op_args |= {"all_configs": all_configs, "compare": compare}
     launcher = option.launcher(op, op_args, {"argument": argument, "dtype": dtype})
@@ -67,16 +67,16 @@ def static(
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
         if launcher:
-            targets = [selected(launcher, case, argument, dtype)]
+            kernel_cases = [selected(launcher, case, argument, dtype)]
         else:
-            targets = with_configs(query.select(), config or (), all_configs)
-        results = _compile(targets, device, store)
-        _report(results, store, out)
+            kernel_cases = with_configs(query.select(), config or (), all_configs)
+        results = _compile(kernel_cases, device, code_store)
+        _report(results, code_store, out)
         exit_for({result.status for result in results})
         return
     if config or all_configs or out:
         raise ValueError("compare: expected kernels in their own configs and no --out")
-    raise typer.Exit(_compare(query, compare, device, store, markdown))
+    raise typer.Exit(_compare(query, compare, device, code_store, markdown))
 
 
 def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
@@ -102,8 +102,8 @@ def _report(results: list[CompileResult], store: Store | None, out: Path | None)
         if result.failure is not None:
             show.line(f"{result.status}: {result.failure}", "red" if result.status == "COMPILE_ERROR" else "dim")
         for launch in result.launches:
-            for sentence in launch.findings:
-                show.line(f"{name}: {launch.name}: {sentence}", "yellow")
+            for finding_text in launch.findings:
+                show.line(f"{name}: {launch.name}: {finding_text}", "yellow")
     show.line(line)
     if path:
         show.line(f"records: {path}")
@@ -120,17 +120,17 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
         with show.waiting(f"reading this tree and {revision}"):
             base_tree, head_tree = exit_stack.enter_context(compiled_sides.two_sides(revision, files))
             item_pairs, others_untouched = difference.reached(base_tree, head_tree, query, revision)
-        changes = []
+        code_changes = []
         if item_pairs:
             with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance:
-                changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance)
-    status = difference.exit_status(changes, others_untouched)
-    line = difference.summary_line(changes, base_tree.label, others_untouched)
+                code_changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance)
+    status = difference.exit_status(code_changes, others_untouched)
+    line = difference.summary_line(code_changes, base_tree.label, others_untouched)
     if markdown:
-        write_whole(markdown, difference.markdown(changes, base_tree.label, others_untouched))
-    rows = [change.to_json() for change in changes]
+        write_whole(markdown, difference.markdown(code_changes, base_tree.label, others_untouched))
+    rows = [change.to_json() for change in code_changes]
     show.result({"base": base_tree.label, "summary": line, "exit_status": status, "changes": rows})
-    for change in changes:
+    for change in code_changes:
         if change.verdict != "SAME":
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
             is_failure = change.verdict in difference.FAILING_VERDICTS or change.verdict == "GONE"

@@ -55,22 +55,22 @@ def emulate(
     if launcher := option.launcher(op, op_args, launcher_options):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
-        targets = [selected(launcher, case, argument, dtype)]
+        kernel_cases = [selected(launcher, case, argument, dtype)]
     else:
         kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
-        targets = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
+        kernel_cases = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
     calls = []
-    for target in targets:
-        with show.waiting(target.label):
+    for kernel_case in kernel_cases:
+        with show.waiting(kernel_case.label):
             configs = config if launcher else None
-            calls.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
+            calls.append(emulated_calls.call(kernel_case, seed, schedule, ctas, races, gpu, None, reference, configs))
     if out is not None:
         path = emulated_calls.write(calls, out, seed)
         show.note(f"records: {path}")
     show.result([call_result.to_dict() for call_result in calls])
     for call_result in calls:
-        target = call_result.target
-        title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+        kernel_case = call_result.target
+        title = launcher or f"{kernel_case.op}/{kernel_case.kernel}  {kernel_case.case.id}  {kernel_case.scheme.name}"
         _show(title, call_result.answer, call_result.prediction, lines)
     exit_for({call_result.answer["status"] for call_result in calls})
 
@@ -128,8 +128,8 @@ def _show_launch(launch: JsonObject) -> None:
 
 def _show_lines(launch: JsonObject) -> None:
     counts_by_file: dict[str, dict[int, Mapping[str, int]]] = {}
-    for file, line, counts in launch["lines"]:
-        counts_by_file.setdefault(file, {})[line] = counts
+    for file, line, line_counts in launch["lines"]:
+        counts_by_file.setdefault(file, {})[line] = line_counts
     for file, file_counts in counts_by_file.items():
         rows = list(_annotated(launch["sources"].get(file, []), file_counts))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")

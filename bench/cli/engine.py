@@ -33,9 +33,9 @@ def estimate(
     from rooflab.roofline.device import resolve
     from rooflab.roofline.llm import estimate as price
 
-    device, note = resolve(gpu)
+    device, gpu_note = resolve(gpu)
     model_estimate = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
-    show.note(note)
+    show.note(gpu_note)
     show.result(model_estimate)
     show.pairs(model_estimate.rows())
 

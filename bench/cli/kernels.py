@@ -46,7 +46,7 @@ def list_kernels(
             raise ValueError("op: expected one with --ladder, got none")
         show.result(lines := ladder_rows(op))
         return show.table(lines, ("rung", "backend", "line", "code"))
-    kernel_ids = [item.id for item, _ in choose_kernels(op, kernel)] if kernel else None
+    kernel_ids = [kernel_item.id for kernel_item, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if kernel_ids is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in kernel_ids]
@@ -113,18 +113,18 @@ def check(
     show.note(f"{counted(len(checks), 'check')} of {kernels_text}; first their processes start")
     checkers = Checkers(selection.device, emulators() if use_emulator else None)
     result_by_index: dict[int, CheckResult] = {}
-    interrupted = False
+    was_interrupted = False
     try:
         with show.progress("check", len(checks), lines=True) as advance:
             show_result = lambda found: advance(found.line)
             run_checks(checks, checkers, writer, show_result, limit_s=limit_s, into=result_by_index)
     except KeyboardInterrupt:
-        interrupted = True
+        was_interrupted = True
     results = [result_by_index[index] for index in sorted(result_by_index)]
     rows = summarize_checks(results, checks)
     _show_checks(results, rows)
     left_out_text = f"{len(checks) - len(results)} of {counted(len(checks), 'check')}"
-    if interrupted:
+    if was_interrupted:
         show.error(f"interrupted: {left_out_text} left out")
         raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(results) < len(checks):
@@ -173,7 +173,7 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     unsupported_count = sum(result.not_offered for result in results)
     for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
         reasons = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
-        refusals = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in reasons)
+        refusals = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", refusal_text) for refusal_text in reasons)
         show.line(f"not offered by {op}/{name}: {'; '.join(refusals)}")
     show.line(
         f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
@@ -215,20 +215,20 @@ def bench(
     if choose and choice.device.type == "cpu":
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
-    folder, count, interrupted = writer.path.parent, count_benches(choice), False
+    folder, count, was_interrupted = writer.path.parent, count_benches(choice), False
     config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
         with show.progress("bench", count - len(records)) as advance:
             run_benches(choice, config, writer, advance, records)
     except KeyboardInterrupt:
-        interrupted = True
+        was_interrupted = True
     except ContextBroken as broken:
         show.error(f"the rest needs a fresh process: {broken}")
         raise typer.Exit(ExitStatus.BROKEN) from broken
     rows = [bench_row(record) for record in records]
     show.bench_table(rows)  # before anything is drawn or chosen, which may fail
-    figure_paths = draw_records(records, folder) if not interrupted else []
-    choice_files = write_choices(records) if choose and not interrupted else []
+    figure_paths = draw_records(records, folder) if not was_interrupted else []
+    choice_files = write_choices(records) if choose and not was_interrupted else []
     show.result({"folder": folder, "files": (*figure_paths, *choice_files), "rows": rows})
     show.line(f"{'records and figures' if figure_paths else 'records'}: {folder}")
     for path in figure_paths:
@@ -236,7 +236,7 @@ def bench(
     if choice_files:
         show.line(f"choices written for {counted(len(choice_files), 'op')}")
     left_out_text = f"{count - len(records)} of {counted(count, 'result')} left out"
-    if interrupted:
+    if was_interrupted:
         show.error(f"interrupted: {left_out_text}")
         raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(records) < count:
@@ -290,7 +290,7 @@ def roofline(
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         plots = [replace(drawing, points=points)] if points else []
-        cause = figures.why_nothing([])
+        empty_reason = figures.why_nothing([])
     else:
         readings, folder = commands.newest_records(records)
         readings = [item for item in readings if (not op or item.op in op) and (not case or item.case_id in case)]
@@ -302,23 +302,23 @@ def roofline(
                 show.note(note)
         else:
             plots = figures.drawings(readings, all_cases or bool(case), run or (), across)
-        cause = figures.why_nothing(readings)
+        empty_reason = figures.why_nothing(readings)
     if not plots:
-        raise ValueError(f"records: {cause}, so there is nothing to draw")
+        raise ValueError(f"records: {empty_reason}, so there is nothing to draw")
     if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
         raise ValueError(f"out: expected a folder or --across-devices, for {len(plots)} figures, got {str(out)!r}")
     out_path = out or (result_folder() if gpu else folder)
     paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
     points = [point for drawing in plots for point in drawing.points]
-    unplaced = list(dict.fromkeys(cause for drawing in plots for cause in drawing.unplaced))
-    no_bytes = [
-        cause.removesuffix(f": {figures.NO_BYTES_REASON}")
-        for cause in unplaced
-        if cause.endswith(figures.NO_BYTES_REASON)
+    unplaced_reasons = list(dict.fromkeys(empty_reason for drawing in plots for empty_reason in drawing.unplaced))
+    no_bytes_texts = [
+        empty_reason.removesuffix(f": {figures.NO_BYTES_REASON}")
+        for empty_reason in unplaced_reasons
+        if empty_reason.endswith(figures.NO_BYTES_REASON)
     ]
-    show.result({"figures": paths, "points": points, "without_bytes": no_bytes})
-    for cause in unplaced:
-        show.note(f"not drawn: {cause}")
+    show.result({"figures": paths, "points": points, "without_bytes": no_bytes_texts})
+    for empty_reason in unplaced_reasons:
+        show.note(f"not drawn: {empty_reason}")
     published_count = sum(point.published for point in points)
     measured_count = sum(point.seconds is not None for point in points) - published_count
     published_text = f", {published_count} published by others" if published_count else ""

@@ -112,10 +112,10 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
-    failure_counts, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
+    failure_counts, run_notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
         show.table(rows, columns, filled=True)
-    for row, reasons, run_remarks in zip(rows, failure_counts, notes, strict=True):
+    for row, reasons, run_remarks in zip(rows, failure_counts, run_notes, strict=True):
         for reason, count in reasons.items():
             show.line(f"{row['rate']}: {count} failed: {reason}", "red")
         if row["reason"]:
@@ -128,13 +128,13 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failure_counts}
-    show.result({**summary, "remarks": notes})
+    show.result({**summary, "remarks": run_notes})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
 
 
 def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
-    """Draws a waterfall plot for each run; for several rates also latency against rate and against throughput."""
+    """Draws a waterfall plot per run.  With several rates, also draws latency against rate and throughput."""
     from rooflab.bench.load import load_pictures
 
     case = plans[0].case()
@@ -167,7 +167,7 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """Returns the random process of request arrivals for each run; `[None]` if the load is a closed loop."""
+    """Returns one arrival process per run, from `rate` or each rate of `sweep`; `[None]` for a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}

@@ -35,7 +35,7 @@ def check_names(values: JsonObject) -> None:
 
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
-    """Parses texts `OP=KERNEL` into a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
+    """Maps ops to kernels, from texts `OP=KERNEL`.  Raises `ValueError` on another form or a repeated op."""
     return values_by_name(texts, "swap: expected OP=KERNEL, each op once", lambda op, kernel: kernel)
 
 

@@ -19,7 +19,7 @@ FILE_SUFFIXES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns the output `path`.  Raises `ValueError` if it is of the wrong kind (file or folder), or not writable."""
+    """Returns `path`.  Raises `ValueError` if it is not writable, or is of the wrong kind (file or folder)."""
     if path is not None:
         name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
         is_file = option.metavar == "FILE" or figure
@@ -50,17 +50,17 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns `command` with options in place of its dataclass parameters: one option per dataclass field.
+    """Returns `command` with options in place of its dataclass parameters: one option per field of the dataclass.
 
-    The default of an option comes from the parameter's default, if there is one, and otherwise from the dataclass."""
+    The parameter's default value, if there is one, gives the options' defaults.  Otherwise the dataclass gives them."""
     parameters, groups = list[Parameter](), dict[str, Any]()
-    hints = get_type_hints(command, include_extras=True)
+    type_hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
-        entries = [(name, hints[name], parameter.default)]
-        if is_dataclass(hints[name]):
-            groups[name], kinds = hints[name], get_type_hints(hints[name], include_extras=True)
+        entries = [(name, type_hints[name], parameter.default)]
+        if is_dataclass(type_hints[name]):
+            groups[name], kinds = type_hints[name], get_type_hints(type_hints[name], include_extras=True)
             default = parameter.default
-            entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(hints[name])]
+            entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(type_hints[name])]
         parameters += [
             Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=hint) for key, hint, value in entries
         ]
@@ -77,8 +77,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def span(name: str, text: str) -> tuple[int, int]:
     """Parses `N` or `LEAST:MOST` into two numbers; `N` gives the same number twice.  Raises `ValueError` otherwise."""
-    low, colon, high = text.partition(":")
-    if not low.isdecimal() or (colon and not high.isdecimal()):
+    low, separator, high = text.partition(":")
+    if not low.isdecimal() or (separator and not high.isdecimal()):
         raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
     return int(low), int(high or low)
 

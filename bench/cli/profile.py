@@ -158,9 +158,9 @@ def profile(
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
     target = targets[0]
     if command:
-        words = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
-        show.result({"command": words})
-        show.line(shlex.join(words))
+        ncu_command = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
+        show.result({"command": ncu_command})
+        show.line(shlex.join(ncu_command))
         return
     device, note = predictions.choose_gpu(gpu)
     show.note(note)

@@ -100,7 +100,7 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns one row per kernel: the number of cases in each state, and the worst of the latest time changes."""
+    """Returns one row per kernel: the number of cases in each state, and the largest of the latest slowdowns."""
     from rooflab.bench.report.sources import grouped
 
     table = []
@@ -122,9 +122,9 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Makes a table row.  The latest time change is in percent.  Machine, setting and timer become one text."""
+    """Returns `row` for a table: the latest time change is in percent; machine, setting and timer become one text."""
     step = row["last_step"]
-    setup_text = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
+    setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 

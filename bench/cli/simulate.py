@@ -37,14 +37,14 @@ class PublishedTimes:
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve
 
-        arch = get_architecture(self.model)
+        model_arch = get_architecture(self.model)
         device, note = resolve(self.gpu)
         show.note(note)
         longest_tokens = sum(max_tokens for _, max_tokens in lengths.spans) if lengths else 0
-        if longest_tokens > arch.max_position:
-            max_tokens = f"{arch.max_position} tokens ({arch.name})"
+        if longest_tokens > model_arch.max_position:
+            max_tokens = f"{model_arch.max_position} tokens ({model_arch.name})"
             raise ValueError(f"input_len: expected with output_len at most {max_tokens}, got {longest_tokens}")
-        return KernelTimes(arch, device, self.dtype, self.kv_dtype, gpus, self.host_ms, bounds=self.bounds)
+        return KernelTimes(model_arch, device, self.dtype, self.kv_dtype, gpus, self.host_ms, bounds=self.bounds)
 
 
 @app.command()
@@ -80,7 +80,7 @@ def simulate(
     from rooflab.bench.load.metrics import summarize
     from rooflab.bench.load.trace import load_trace
 
-    settings = clock.ClockSettings(
+    clock_settings = clock.ClockSettings(
         *(num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk),
         prefix_caching=data == "prefix",
     )
@@ -90,7 +90,7 @@ def simulate(
         model, delay_s = step_model.of_trace(load_trace(steps))
     else:
         model = kernels = published.kernels(gpus, lengths)
-        settings = settings if num_kv_blocks else settings.fitting(kernels)
+        clock_settings = clock_settings if num_kv_blocks else clock_settings.fitting(kernels)
     if against and sweep:
         raise ValueError("against: expected one rate, and no --sweep")
     measured_trace = load_trace(against) if against else None
@@ -101,7 +101,7 @@ def simulate(
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):
-            traces.append(clock.simulate(model, plan, settings, delay_s))
+            traces.append(clock.simulate(model, plan, clock_settings, delay_s))
         rows.append({"rate": name_of(plan), **summarize(traces[-1])})
     comparison_rows = clock.compared(traces[0], measured_trace) if measured_trace else []
     show.result({"basis": model.basis, "rows": rows, "compared": comparison_rows})

@@ -61,12 +61,12 @@ def suite(
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
-    settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
+    suite_settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
     with terminated_as_exception(), show.progress("suite", len(plan_entries)) as advance:
-        run_suite(plan_entries, settings, show.note, advance)
-    results = state.read_summary(settings.out)
+        run_suite(plan_entries, suite_settings, show.note, advance)
+    results = state.read_summary(suite_settings.out)
     _show(results)
-    show.line(f"records, figures and summary: {settings.out}")
+    show.line(f"records, figures and summary: {suite_settings.out}")
     if results["counts"].get("FAILED") or results["excluded"]:
         raise typer.Exit(ExitStatus.INCORRECT)
     if results["invalid"] or not {"DONE", "PARTIAL"} & results["counts"].keys():

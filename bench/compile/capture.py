@@ -83,13 +83,13 @@ class FakeDriver:
 @contextmanager
 def driven_by(driver: FakeDriver) -> Iterator[None]:
     """Makes `driver` Triton's active driver inside a `with` block."""
-    active = triton.runtime.driver
-    previous_driver = active._active  # `active` would look for a GPU
-    active.set_active(driver)
+    triton_driver = triton.runtime.driver
+    previous_driver = triton_driver._active  # `active` would look for a GPU
+    triton_driver.set_active(driver)
     try:
         yield
     finally:
-        active.set_active(previous_driver)
+        triton_driver.set_active(previous_driver)
 
 
 def check_internals() -> None:
@@ -106,7 +106,7 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """In a `with` block, a Triton launch only compiles for `sm`.  `launches` gets each launch with a non-empty grid."""
+    """Makes Triton launches only compile for `sm` in a `with` block.  `launches` gets those with a non-empty grid."""
     check_internals()
     original_run, original_tune = JITFunction.run, Autotuner.run
     defaults: set[str] = set()
@@ -171,8 +171,8 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
 
 def _num_warps(kernel: Any) -> int:
     """Returns the requested number of warps, without the warps that warp specialisation adds."""
-    match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
-    return int(match[1]) if match else int(kernel.metadata.num_warps)
+    warps_match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
+    return int(warps_match[1]) if warps_match else int(kernel.metadata.num_warps)
 
 
 def _target(kernel: Any) -> str:
@@ -196,10 +196,9 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 
 @contextmanager
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
-    """In a `with` block, a launch of a `CudaKernel` only compiles for `arch`, and is appended to `launches`.
+    """Makes launches of `CudaKernel` only compile for `arch` in a `with` block.  Appends the launches to `launches`.
 
-    The function changes the class `CudaKernel` itself.  So it also covers modules that have imported `load` directly.
-    """
+    The class `CudaKernel` itself is changed, because other modules may have imported `load` directly."""
     from rooflab.kernels import _cuda
 
     kernel_class: Any = _cuda.CudaKernel

@@ -48,12 +48,12 @@ class KernelCase(NamedTuple):
 
     @property
     def is_launcher(self) -> bool:
-        """Whether this is a user's function that launches kernels, not a registered kernel.  `op` is then its file."""
+        """Whether this is a user's function that launches kernels.  Then `op` is the function's file."""
         return self.op.endswith(".py")
 
     @property
     def registered(self) -> Kernel:
-        """Returns the registered kernel; for an unregistered launcher, a `Kernel` that cannot run in this process."""
+        """Returns the registered kernel.  For a user's launcher, returns a `Kernel` that cannot run in this process."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
@@ -82,8 +82,8 @@ class Query:
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """Returns one input case for each kernel and dtype scheme: the largest case of `suites` that the kernel
-        supports. With `every_case` or `cases`, returns all supported cases of `suites` or of `cases`.
+        """Returns the largest case of `suites` that a kernel supports, for each kernel and dtype scheme.  With `cases`,
+        returns all supported cases of `cases`.  With `every_case`, returns all supported cases of `suites`.
 
         If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
@@ -97,7 +97,7 @@ class Query:
         selected_cases = []
         for kernel, file in kernels:
             spec = registry.get_op(kernel.op)
-            cases = [spec.check_case(Case.parse(text)) for text in self.cases]
+            cases = [spec.check_case(Case.parse(case_text)) for case_text in self.cases]
             cases = cases or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
             for scheme in schemes or [get_scheme(name) for name in spec.schemes]:
                 if scheme.name in spec.schemes:
@@ -108,9 +108,9 @@ class Query:
 
 
 def can_keep(kernel: Kernel) -> bool:
-    """Whether a cache can keep a kernel's compiled code, because it depends only on Rooflab and package versions.
+    """Whether a cache may keep a kernel's compiled code.  The code must depend only on Rooflab and package versions.
 
-    For CUDA C++ this is false.  Its compiler may come from a toolkit outside the packages that changes unnoticed."""
+    CUDA C++ is not cached.  Its compiler may come from a toolkit outside the packages, which can change unnoticed."""
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
 
 
@@ -131,12 +131,12 @@ def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | 
     for kernel, file in chosen if names else ():
         if file is None:
             check_backend(kernel)
-    compiled = [
+    compiled_kernels = [
         (kernel, file) for kernel, file in chosen if has_code(kernel) or (names and kernel.backend in COMPILED_BACKENDS)
     ]
-    if names and not compiled:
+    if names and not compiled_kernels:
         raise ValueError(f"kernel: {', '.join(names)} registers none with compiled code")
-    return compiled
+    return compiled_kernels
 
 
 def has_code(kernel: Kernel) -> bool:
@@ -180,7 +180,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Returns how many CTAs an H100 runs at once, at least one per SM.  If `registers` is None, assumes the maximum."""
+    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers=None` means the most per thread."""
     device = device_for()
     cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, cta_occupancy.ctas_per_sm)

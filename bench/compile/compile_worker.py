@@ -148,7 +148,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """Returns the launches of an unregistered launcher.  The launcher gets tensors with values, and may read them."""
+    """Compiles the kernels that a user's function launches.  Its tensors have values, which the function may read."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
@@ -170,14 +170,14 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps kernel ids to files, for a repository that is not Rooflab's.  Returns None for Rooflab's own sources."""
+    """Maps kernel ids to files if the request is for another repository.  Returns None for Rooflab's own sources."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of `static.py`.  After a failure: `{"error": text, "where": place, "refused": bool}`."""
+    """Answers a request of `static.py`.  A failure gives `{"error": text, "where": code line, "refused": bool}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
@@ -218,15 +218,15 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        listing, usage = (_run_tool("cuobjdump", flag, str(path)) for flag in ("-lelf", "-res-usage"))
+        elf_listing, usage = (_run_tool("cuobjdump", tool_flag, str(path)) for tool_flag in ("-lelf", "-res-usage"))
         functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
     resource_lines = dict(_RESOURCE_PATTERN.findall(usage))
     if name not in resource_lines or name not in functions:
         raise ValueError(f"kernel: expected one of {', '.join(resource_lines) or 'none'} in the code, got {name!r}")
-    target = re.search(r"\.(sm_\w+)\.cubin", listing)
+    target = re.search(r"\.(sm_\w+)\.cubin", elf_listing)
     counts = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
     if target is None or set(counts) != {"REG", "STACK", "SHARED"}:
-        raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {listing!r} and {usage!r}")
+        raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {elf_listing!r} and {usage!r}")
     shared_bytes = counts["SHARED"]
     if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _RESERVED_BYTES:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).

@@ -1,4 +1,4 @@
-"""Prepares two source trees for a code comparison, a git revision and the working tree, each with its own processes."""
+"""Prepares two source trees to compare: a git revision and the working tree.  Each has its own processes."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTre
         return
     with ExitStack() as exit_stack:
         tree = exit_stack.enter_context(checked_out(repository, revision))
-        tree_paths, labels = (tree.path, repository), (tree.label, "the working tree")
+        tree_paths, tree_labels = (tree.path, repository), (tree.label, "the working tree")
         code_trees = []
-        for path, label, sources in zip(tree_paths, labels, files_in(tree_paths, repository, files), strict=True):
+        for path, label, sources in zip(tree_paths, tree_labels, files_in(tree_paths, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
             exit_stack.callback(pool.stop)
             code_trees.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, sources)]}))

@@ -56,8 +56,8 @@ class CodeChange:
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
     """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
-    kernel no longer exists or nothing was compared; otherwise 0.  `untouched` says that the source changes affect no
-    other kernel. Then an empty comparison gives 0."""
+    kernel no longer exists or if nothing was compared, and else 0.  `untouched` says that the changes leave other
+    kernels as they were.  Then it is no error if nothing was compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
@@ -81,7 +81,7 @@ _VERDICT_WORDS: dict[Verdict, str] = {
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """Returns one line with the number of kernels for each verdict."""
     verdict_counts = Counter(change.verdict for change in changes)
-    parts = ", ".join(f"{verdict_counts[verdict]} {words}" for verdict, words in _VERDICT_WORDS.items())
+    parts = ", ".join(f"{verdict_counts[verdict]} {verdict_words}" for verdict, verdict_words in _VERDICT_WORDS.items())
     status = exit_status(changes, untouched)
     line = f"compiled code against {base}: {'FAILS' if status else 'passes'} ({status}); "
     if untouched and not changes:
@@ -116,15 +116,15 @@ def changed(
         return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
     launch_pairs = _aligned(before, now)
     paths = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
-    stack = attrgetter("stack_bytes")
-    spill_pairs = launch_pairs or [(max(before, key=stack), max(now, key=stack))]
+    stack_bytes_of = attrgetter("stack_bytes")
+    spill_pairs = launch_pairs or [(max(before, key=stack_bytes_of), max(now, key=stack_bytes_of))]
     losses = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in paths if _rank(is_) > _rank(was)]
-    spills = [_spills(was, is_) for was, is_ in spill_pairs if is_.stack_bytes > was.stack_bytes]
-    verdict: Verdict = "LOST TENSOR CORES" if losses else "SPILLS" if spills else "CHANGED"
-    other_changes = [sentence for was, is_ in launch_pairs for sentence in _sentences(was, is_)]
+    spill_texts = [_spills(was, is_) for was, is_ in spill_pairs if is_.stack_bytes > was.stack_bytes]
+    verdict: Verdict = "LOST TENSOR CORES" if losses else "SPILLS" if spill_texts else "CHANGED"
+    other_changes = [change_text for was, is_ in launch_pairs for change_text in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
         other_changes.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
-    sentences = (*losses, *spills, *other_changes, *_findings(before, now), *notes)
+    sentences = (*losses, *spill_texts, *other_changes, *_findings(before, now), *notes)
     return CodeChange(
         *identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now)
     )
@@ -135,8 +135,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Pairs the launches of two trees: by kernel name if both have the same names, else in order.  Returns [] if the
-    numbers of launches differ.  Then the caller compares each tree's best tensor cores and most spilled bytes."""
+    """Pairs the launches of two source trees: by kernel name if both trees have the same names, else in order.  Returns
+    [] if the trees have different numbers of launches."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -207,10 +207,10 @@ ItemPair = tuple[Item | None, Item | None]
 
 def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[ItemPair], bool]:
     """Returns the selected kernels that changes since `revision` affect, and whether other kernels are selected too."""
-    changed_paths, trees = changed_files(head.path, revision), (base.path, head.path)
+    changed_paths, tree_paths = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
-        ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
-        touched_parts = {*touched_ops(changed_paths, ops, users(trees, ops))}
+        ops = sorted({folder.name for tree in tree_paths for folder in (tree / "kernels").iterdir() if folder.is_dir()})
+        touched_parts = {*touched_ops(changed_paths, ops, users(tree_paths, ops))}
         if not touched_parts:
             if query != Query():
                 query.select()  # refuses names that are not there
@@ -218,13 +218,13 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
     all_pairs = matched(base, head, query)
     if head.within:
         files = {item["part"] for pair in all_pairs for item in pair if item}
-        touched_parts = touched_files(changed_paths, files, trees, head.path)
+        touched_parts = touched_files(changed_paths, files, tree_paths, head.path)
     touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in touched_parts for item in pair)]
     return touched_pairs, len(touched_pairs) < len(all_pairs)
 
 
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[ItemPair]:
-    """Pairs the kernel cases that `query` selects in both trees.  Raises `ValueError` if none, or on a failure."""
+    """Pairs the cases that `query` selects in two trees.  Raises `ValueError` if no case exists or a process fails."""
     bases, heads = base.select(query), head.select(query)
     theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in heads}
     theirs |= {_id(item): item for item in heads}  # of several cases each is paired with itself
@@ -245,8 +245,8 @@ def compare_pairs(
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> list[CodeChange]:
-    """Compares the compiled code of each pair.  Calls `done` after each compilation.  Sorts the result by op, kernel,
-    scheme and case.
+    """Compares the compiled code of each pair of kernel cases.  Calls `done` after each compilation.  Sorts the result
+    by op, kernel, scheme and case.
 
     Raises `ValueError` if no kernel of the base tree compiles."""
     base_results = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
@@ -260,7 +260,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the input case of `item`; returns `other` unchanged if the two cases differ in keys."""
+    """Returns `other` with the input case of `item`, but unchanged if the two cases have different keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}
@@ -301,8 +301,8 @@ def _change(pair: ItemPair, before: Results, after: Results) -> CodeChange:
         return gone(_id(base), f"{name} has no code of its own for {base['scheme']} any more, or takes no such case")
     result = after[_id(head)]
     if isinstance(result, CompileFailure) and result.refused:
-        was = before[_id(base)]
-        refused_before = isinstance(was, CompileFailure) and was.refused
+        base_result = before[_id(base)]
+        refused_before = isinstance(base_result, CompileFailure) and base_result.refused
         return CodeChange(*_id(base), "NOT COMPARED" if refused_before else "GONE", (str(result),))
     note = "" if _id(head) == _id(base) else f"the op's cases have other keys: before {_id(base)[3]}"
     return changed(_id(head), before[_id(base)], result, note)

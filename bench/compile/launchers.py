@@ -45,7 +45,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> KernelCase:
-    """Returns the launcher as a `KernelCase` of an unregistered kernel.  `op` is the file; `case` has the arguments.
+    """Returns the user's launcher as a `KernelCase`.  Its `op` is the file, and its `case` holds the arguments.
 
     An example of `shapes` is `x=64x96,weight=96:bf16`; a tensor without a dtype gets `dtype`.  An example of
     `arguments` is `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another format.
@@ -66,8 +66,8 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
     if repeated_names := tensors.keys() & values.keys():
         raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
-    dtypes = {value.partition(":")[2] for value in tensors.values()}
-    scheme = get_scheme(dtypes.pop() if len(dtypes) == 1 else dtype)
+    dtype_names = {value.partition(":")[2] for value in tensors.values()}
+    scheme = get_scheme(dtype_names.pop() if len(dtype_names) == 1 else dtype)
     return KernelCase(Path(file).name, name, Case(**tensors, **values), scheme, Path(file).resolve())
 
 

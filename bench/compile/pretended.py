@@ -32,7 +32,7 @@ _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 class OnGpu(TorchFunctionMode):
     """While this mode is active, CPU tensors report the device `GPU`, and tensors sent to `GPU` stay on the CPU.
 
-    The mode remembers each tensor if a program reads its `data_ptr()`, because a kernel may use this pointer."""
+    The mode remembers a tensor when a program reads its `data_ptr()`, because a kernel may use this pointer."""
 
     def __init__(self) -> None:
         super().__init__()

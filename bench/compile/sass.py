@@ -87,7 +87,7 @@ class SassInstruction:
     @cached_property
     def arguments(self) -> tuple[str, ...]:
         """The operands of the instruction, as separate texts."""
-        return tuple(part.strip() for part in self.operands.split(",")) if self.operands else ()
+        return tuple(operand.strip() for operand in self.operands.split(",")) if self.operands else ()
 
     @property
     def bytes_per_thread(self) -> int:
@@ -227,21 +227,21 @@ def width_bytes(opcode: str) -> int:
 
 def parse(text: str) -> dict[str, SassFunction]:
     """Parses every function in `text`, and returns them by name.  Raises `ValueError` if there is no function."""
-    readings: dict[str, _Reading] = {}
+    function_readings: dict[str, _Reading] = {}
     current_reading: _Reading | None = None
     for line in text.splitlines():
         heading = _FUNCTION_HEADING.match(line)
         if heading:
-            current_reading = readings.setdefault(heading[1] or heading[2], _Reading())
+            current_reading = function_readings.setdefault(heading[1] or heading[2], _Reading())
         elif current_reading is not None:
             current_reading.read(line)
-    if not any(reading.instructions for reading in readings.values()):
+    if not any(reading.instructions for reading in function_readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
-    return {name: reading.function(name) for name, reading in readings.items() if reading.instructions}
+    return {name: reading.function(name) for name, reading in function_readings.items() if reading.instructions}
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
-    """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` if there are none."""
+    """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` without instructions."""
     reading = _Reading()
     for line in text.splitlines():
         reading.read(line)
@@ -270,9 +270,9 @@ class _Reading:
         address, guard, opcode, operand_text = int(fields[1], 16), fields[2] or "", fields[3].rstrip("."), fields[4]
         self.labels.update(dict.fromkeys(self.pending, address))
         self.pending = []
-        targets = _BRANCH_TARGETS.search(operand_text)
-        if targets:
-            self.indirect[address] = [label_match.strip() for label_match in targets[1].split(",")]
+        targets_match = _BRANCH_TARGETS.search(operand_text)
+        if targets_match:
+            self.indirect[address] = [label_match.strip() for label_match in targets_match[1].split(",")]
         operands = operand_text.partition(";")[0].partition("(*")[0].strip()
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
@@ -295,10 +295,10 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None, int | None]:
-    """Returns the smallest and the most frequent width of the instructions `names`, in bytes per thread; else None.
+    """Returns the smallest and the most frequent width of the instructions `names`, in bytes per thread.
 
-    `opcodes` holds pairs of an opcode and its count.  If two widths are equally frequent, the smaller one counts.
-    """
+    `opcodes` holds pairs of an opcode and its count.  If two widths are equally frequent, the smaller one is returned.
+    If no opcode matches, both results are None."""
     counts: dict[int, int] = {}
     for opcode, opcode_count in opcodes:
         if opcode.partition(".")[0] in names:

@@ -1,7 +1,7 @@
 """Analyses the control flow of SASS code: basic blocks, natural loops, and the loop that takes the most time.
 
 Loops are found as usual (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).  A back edge goes from a basic block
-to its dominator, the head.  The loop consists of the blocks that reach the back edge without passing the head.
+to a block that dominates it, the head.  The loop has all blocks that reach the back edge without passing the head.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def find_loops(function: SassFunction) -> list[Loop]:
 
 
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
-    """Returns the innermost loop with the most tensor-core instructions; None if there is no loop.  Without tensor-core
-    instructions, global loads are counted instead.  Without global loads, all instructions are counted."""
+    """Returns the innermost loop with the most tensor-core instructions; None if there is no loop.  If several loops
+    have the most, the number of global loads decides, and then the number of all instructions."""
     inner = [loop for loop in loops if loop.innermost]
     return max(
         inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
@@ -163,7 +163,7 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
     """Maps the address of each loop head to its basic blocks.  All back edges to the same head form one loop."""
     edges = [(head, successor) for head, block in blocks.items() for successor in block.successors & blocks.keys()]
-    flow_graph = nx.DiGraph([*edges, *((_START_NODE, entry) for entry in entries & blocks.keys())])
+    flow_graph = nx.DiGraph([*edges, *((_START_NODE, entry_address) for entry_address in entries & blocks.keys())])
     flow_graph = flow_graph.subgraph({_START_NODE, *nx.descendants(flow_graph, _START_NODE)})
     dominators = nx.immediate_dominators(flow_graph, _START_NODE)
     loops: dict[int, set[int]] = {}
@@ -180,6 +180,6 @@ def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int,
 def _only_waits(instructions: Sequence[SassInstruction]) -> bool:
     if len(instructions) > _MAX_WAIT_SIZE or any(instruction.family in _WORK_FAMILIES for instruction in instructions):
         return False
-    loads = [instruction for instruction in instructions if instruction.family == "global_load"]
-    is_polling = loads and all("STRONG" in load.opcode for load in loads)
-    return bool(is_polling) or (not loads and any(instruction.name in _WAIT_OPCODES for instruction in instructions))
+    load_ops = [instruction for instruction in instructions if instruction.family == "global_load"]
+    is_polling = load_ops and all("STRONG" in load.opcode for load in load_ops)
+    return bool(is_polling) or (not load_ops and any(instruction.name in _WAIT_OPCODES for instruction in instructions))

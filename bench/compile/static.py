@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Returns a pool that compiles kernels of `tree` (default: this program).  `import_path` is its PYTHONPATH."""
+    """Returns a pool that compiles kernels of `tree` (default: this program), with `import_path` as PYTHONPATH."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)
@@ -179,9 +179,9 @@ def compile_in(
     store: Store | None = None,
     done: ProgressCallback = lambda text: None,
 ) -> list[CompileOutcome]:
-    """Compiles every message (a `KernelCase` as JSON) in the processes `workers`.  `tree` is the hash of their sources.
+    """Compiles every kernel case in `messages` (JSON of `KernelCase`) in the processes `workers`.
 
-    `keeps` says, for each message, whether `store` caches the answer.
+    `tree` is the hash of the source files.  `keeps` has one flag per message: whether `store` caches the answer.
     """
     keys = [store.key(message, tree) if store and flag else None for message, flag in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
@@ -211,5 +211,5 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOut
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
     """Makes a `CompiledInfo` from one kernel's answer of `compile_worker.describe`."""
     tuple_fields = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
-    indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
+    indirect = {address: tuple(branch_targets) for address, branch_targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **tuple_fields, "indirect": indirect})

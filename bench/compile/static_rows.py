@@ -71,19 +71,19 @@ class CompileResult:
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
     """Returns each tunable kernel once per config: the configs in `texts` (`block_m=64,...`), or with `every` all legal
-    configs.  Without both, returns `chosen` unchanged.  Raises `ValueError` on a config that a kernel does not have."""
+    configs.  With neither, returns `chosen` unchanged.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
         return list(chosen)
-    tunable_cases = [item for item in chosen if item.registered.tuning is not None]
+    tunable_cases = [kernel_case for kernel_case in chosen if kernel_case.registered.tuning is not None]
     if not tunable_cases:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    values, configured_cases = [dict(Case.parse(text)) for text in texts], []
-    for item in tunable_cases:
-        given_configs = [item.registered.tunable.make_config(value) for value in values]
-        configs = given_configs or item.registered.tunable.legal_configs(item.case, item.scheme)
-        configured_cases += [item._replace(config=config) for config in configs]
+    values, configured_cases = [dict(Case.parse(config_text)) for config_text in texts], []
+    for kernel_case in tunable_cases:
+        given_configs = [kernel_case.registered.tunable.make_config(value) for value in values]
+        configs = given_configs or kernel_case.registered.tunable.legal_configs(kernel_case.case, kernel_case.scheme)
+        configured_cases += [kernel_case._replace(config=config) for config in configs]
     return configured_cases
 
 
@@ -108,13 +108,13 @@ def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
 
 
 def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
-    item, loop_counts = result.target, launch.in_loop
-    config = asdict(item.config) if item.config is not None else {}
-    loop = launch.loop or launch
+    kernel_case, loop_counts = result.target, launch.in_loop
+    config = asdict(kernel_case.config) if kernel_case.config is not None else {}
+    hot_loop = launch.loop or launch
     row = {
-        "kernel": item.registered.id,
-        "scheme": item.scheme.name,
-        "case": item.case.id,
+        "kernel": kernel_case.registered.id,
+        "scheme": kernel_case.scheme.name,
+        "case": kernel_case.case.id,
         "config": ",".join(f"{key}={value}" for key, value in config.items()),
         "launch": launch.name + (f" x{launch.launches}" if launch.launches > 1 else ""),
         "regs": launch.registers,
@@ -126,7 +126,7 @@ def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
         "waves": launch.waves,
         "tail": launch.tail_ctas,
         "tensor": f"{launch.tensor_path} {loop_counts.get(launch.tensor_path, '')}".strip(),
-        "load": _range(loop.load_bytes_worst, loop.load_bytes_usual),
+        "load": _range(hot_loop.load_bytes_worst, hot_loop.load_bytes_usual),
         "options": len(launch.findings) or None,
     }
     return row | {family: loop_counts.get(family) or None for family in COPY_FAMILIES}

@@ -44,8 +44,8 @@ class Store:
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
         """Returns the name of the cache entry for a request.  `tree` is the hash of the source files."""
-        variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in IGNORED_NAMES)
-        key_text = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
+        env_vars = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in IGNORED_NAMES)
+        key_text = json.dumps([dict(message), tree, _toolchain(), env_vars], sort_keys=True)
         return hashlib.sha256(key_text.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:

@@ -103,16 +103,16 @@ _COMPILED_FIELDS = (
 
 def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     """Summarizes one compiled kernel for the GPU `device`."""
-    occupied = occupancy(device, info.threads, info.registers, info.shared_bytes)
-    grid_waves = waves(info.ctas, occupied.ctas_per_sm, device.sms) if info.ctas and occupied.ctas_per_sm else None
+    residency = occupancy(device, info.threads, info.registers, info.shared_bytes)
+    grid_waves = waves(info.ctas, residency.ctas_per_sm, device.sms) if info.ctas and residency.ctas_per_sm else None
     main_loop = hot_loop(info.loops)
     load_widths, store_widths = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
     return Summary(
         **{name: getattr(info, name) for name in _COMPILED_FIELDS},
         device=device.name,
-        ctas_per_sm=occupied.ctas_per_sm,
-        occupancy=occupied.fraction,
-        occupancy_limiter=occupied.limiter,
+        ctas_per_sm=residency.ctas_per_sm,
+        occupancy=residency.fraction,
+        occupancy_limiter=residency.limiter,
         waves=grid_waves.waves if grid_waves else None,
         full_waves=grid_waves.full if grid_waves else None,
         tail_ctas=grid_waves.tail_ctas if grid_waves else None,
@@ -152,7 +152,7 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
 
 
 def _present(counts: Mapping[str, int]) -> dict[str, int]:
-    return {family: number for family, number in counts.items() if number}
+    return {family: instruction_count for family, instruction_count in counts.items() if instruction_count}
 
 
 WGMMA_ROWS = 64
@@ -194,7 +194,7 @@ class Dot:
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
     """Returns the options that the kernel or the dtypes of `scheme` request, and whether each option took effect."""
     option_checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
-    return [option for check in option_checks for option in check(info, scheme)]
+    return [option for option_check in option_checks for option in option_check(info, scheme)]
 
 
 def dots(ir: str) -> list[Dot]:
@@ -258,13 +258,13 @@ def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that a requested number of pipeline stages has an effect.  The launch or a loop can request the number."""
-    depths = [int(depth) for depth in _LOOP_STAGES.findall(info.ir)]
+    stage_counts = [int(stage_count) for stage_count in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
-        depths.append(int(info.asked["num_stages"]))
-    max_depth = max(depths, default=1)
-    if max_depth < 2:
+        stage_counts.append(int(info.asked["num_stages"]))
+    max_stages = max(stage_counts, default=1)
+    if max_stages < 2:
         return
-    request = f"num_stages={max_depth} was asked for"
+    request = f"num_stages={max_stages} was asked for"
     copy_count = info.counts["cp_async"] + info.counts["tma"]
     if copy_count:
         copy_kind = "TMA" if info.counts["tma"] else "cp.async"

@@ -1,9 +1,9 @@
 """Runs in a child process (`process.py`), started by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
 The program imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
-`answer` of the last MODULE answers requests.  A request is a line of JSON on standard input; an answer is a line of
-JSON on standard output.  If `answer` returns an iterator, each value is a line, and `null` is the last line.  With
-`--tree` the process imports the kernels from the folder TREE, and `bench` from the folder HARNESS.
+`answer` of the last MODULE answers requests.  A request is a line of JSON on standard input, and an answer is a line of
+JSON on standard output.  If `answer` returns an iterator, each of its values is one line, and `null` is the last line.
+With `--tree` the process imports the kernels from the folder TREE, and `bench` from the folder HARNESS.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ def make_namespace(tree: Path, harness: Path) -> None:
     """Builds the package `rooflab` from `tree` (`kernels`, `reference`, `roofline`) and `harness` (`bench`, `engine`).
 
     Call this before any import of `rooflab`.  Otherwise Python imports an installed Rooflab, or another revision."""
-    package = types.ModuleType("rooflab")
-    package.__path__ = []
-    sys.modules["rooflab"] = package
-    for folder, root in [
+    root_package = types.ModuleType("rooflab")
+    root_package.__path__ = []
+    sys.modules["rooflab"] = root_package
+    for folder, package_root in [
         *((name, tree) for name in MEASURED_PACKAGES),
         *((name, harness) for name in HARNESS_PACKAGES),
     ]:
         module = types.ModuleType(f"rooflab.{folder}")
-        module.__path__ = [str(root / folder)]
+        module.__path__ = [str(package_root / folder)]
         sys.modules[f"rooflab.{folder}"] = module
-        setattr(package, folder, module)
+        setattr(root_package, folder, module)
     sys.meta_path.insert(0, OnlyHere())
 
 
 def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> None:
-    """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent is dead; then
-    this process kills itself and all processes that it started."""
+    """Answers the requests in `lines` until `lines` ends.  If `lines` ends during an answer, the parent process is
+    dead. Then this process kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()
     idle_event = threading.Event()
     idle_event.set()

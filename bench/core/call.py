@@ -24,11 +24,11 @@ Result = torch.Tensor | Outputs | None
 
 
 class Rotation:
-    """A function without arguments.  Each call runs a kernel on the next of several sets of inputs, in a cycle.
+    """Runs a kernel on several sets of inputs in turn: each call without arguments takes the next set.
 
-    All sets have the same case and seed.  The constructor packs weights, makes plans, and allocates outputs if the
-    kernel takes `out`, so that no call does this work.  The result of the last call on each set is kept, and is checked
-    after timing.  The reason is that a kernel may be right in a single call and wrong in consecutive calls."""
+    All sets have the same case and seed.  The constructor does the work that is not timed: it packs weights, makes
+    plans, and allocates outputs.  The last result on each set is kept and checked after timing.  The reason is that a
+    kernel may be right in a single call and wrong in consecutive calls."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
@@ -45,13 +45,13 @@ class Rotation:
                     outputs = as_tuple(kernel.fn(**arguments))
                 out_tensors = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = out_tensors[0] if len(out_tensors) == 1 else out_tensors
-            bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
-            self._calls.append(bind(arguments) if bind else partial(kernel.fn, **planned(kernel, arguments)))
+            binder = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
+            self._calls.append(binder(arguments) if binder else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
 
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
-        """Returns the inputs that the kernel takes, and its config.  The weight is packed if the kernel packs it."""
+        """Returns the inputs that the kernel takes, and its config.  Packs the weight if the kernel has `prepare`."""
         accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
         if kernel.prepare is not None and spec.prepared is not None and accepted_inputs.get(spec.prepared) is not None:
             accepted_inputs[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted_inputs)
@@ -78,7 +78,7 @@ class Rotation:
         return result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
-        """Yields each used set of inputs, and the outputs of its last call (changed arguments of an in-place op)."""
+        """Yields each used set of inputs, and its last outputs (for an in-place op, the changed arguments)."""
         for inputs, result in zip(self._copies, self._last, strict=True):
             if self._spec.mutates:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
@@ -94,8 +94,7 @@ def input_bytes(inputs: Inputs) -> int:
 def free_bytes(device: torch.device) -> float:
     """Returns the bytes of free memory on `device`, including memory that torch has reserved but no tensor uses.
 
-    The engine's own `free_bytes` first makes torch return its reserved memory.  That takes too long during a timing. On
-    a CPU, `check_data.py` divides the result by the number of cores, because one process per core checks kernels."""
+    The engine's own `free_bytes` first makes torch return its reserved memory.  That takes too long during a timing."""
     if device.type == "cuda":
         cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + cached_bytes)
@@ -103,20 +102,20 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Explains why memory is too small to check inputs like the meta tensors `priced`; empty if it is large enough."""
+    """Returns why memory is too small to check inputs like the meta tensors `priced`, or "" if it is large enough."""
     needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
 
 
 def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> object:
-    """Packs the argument `weight` with `prepare`.  `prepare` also gets each input that one of its parameters names."""
+    """Returns the argument `weight`, packed by `prepare`.  `prepare` also gets the inputs that its parameters name."""
     other_names = list(inspect.signature(prepare).parameters)[1:]
     return prepare(inputs[weight], **{name: inputs[name] for name in other_names})
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Adds a new `plan` to `arguments` if the kernel has a planner.  The planner gets no values of float tensors."""
+    """Adds a new `plan` to `arguments` if the kernel has a planner.  The planner sees float tensors without values."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}
@@ -131,14 +130,14 @@ def _shape_alone(value: object) -> object:
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """Returns the names of a call's outputs.  `oracle` gives their number, because the last output may be optional."""
+    """Returns the names of a call's outputs.  An optional last output is named only if `oracle` has it."""
     return spec.outputs[: len(oracle)]
 
 
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
-    """Returns the dtype of each output.  For a float output this is the dtype that the op declares, or else the
-    scheme's output dtype.  For an integer output this is the dtype of the oracle (the reference output)."""
-    declared = spec.output_dtypes
+    """Returns the dtype of each output.  A float output has the dtype that the op declares, or else the scheme's output
+    dtype.  An integer output has the dtype of the reference output in `oracle`."""
+    op_dtypes = spec.output_dtypes
     outputs = zip(output_names(spec, oracle), oracle, strict=True)
-    dtypes = [declared.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in outputs]
+    dtypes = [op_dtypes.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in outputs]
     return [scheme.activation if dtype == "activation" else dtype for dtype in dtypes]

@@ -9,7 +9,7 @@ runs the kernel in a child process, which never gets the oracle or the verdict (
 3. on the first data twice more, the second time in another thread; the caller's outputs hold NaN in the first run and
    an old answer in the second, and both results must be equal bit for bit;
 4. on other data at the same addresses, with a grid for one SM; this run finds an answer that was cached by address;
-5. on the same data in other memory layouts, with rows of stride 0, with outputs over inputs, and with other options;
+5. on the same data in other layouts, with rows of stride 0, with outputs in the memory of inputs, with other options;
 6. on adversarial inputs, which the code calls planted.
 Uninitialised memory is NaN.  Results are read as soon as the current stream is done, and then overwritten.  Only the
 outputs may change.  If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel is
@@ -18,8 +18,8 @@ round has fresh values, and the outputs of the timed calls are checked afterward
 
 The check finds mistakes, and known tricks of written or generated kernels.  It does not defend against a kernel that
 attacks its process (os._exit, atexit, replaced builtins, memory written through addresses).  Two tricks make only the
-time wrong, not the result: a kernel computes its result only when the result is read, or caches results for values that
-repeat within a sample.  The check does not look for data left in L2 or kept for later processes.
+time wrong: a kernel may compute its result only when the result is read, or cache results for values that repeat within
+a sample.  The check does not look for data left in L2 or kept for later processes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def check_kernel(
     """Checks one kernel on one input case, and stops at the first fault.  The kernel need not be registered.
 
     `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the status
-    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  Raises the error of `spec` if it refuses the case.
-    """
+    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  If `spec` refuses the case, its error is raised."""
     device = torch.device(device)
     meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     runner = runner or Runner(kernel, spec, scheme, device)

@@ -43,12 +43,12 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns the values of `planted` that select one additional run and one set of adversarial inputs."""
+        """Returns values of `planted`.  Each value selects one additional run and one set of adversarial inputs."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """Returns the first variant of the check that the kernel supports, or None.  For each of `schemes`, tries the
-        case, and then the case without optional keys.  `refused`: options that the kernel has refused before."""
+        """Returns the first variant of the task that the kernel supports, or None.  For each of `schemes`, tries the
+        case, and then the case without optional keys.  Skips variants with an option in `refused`."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -58,7 +58,7 @@ class CheckTask(NamedTuple):
 
 
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
-    """Yields the case without one optional key, for each key in turn, and then without all optional keys."""
+    """Yields the case without one optional key, for each key, and last the case without all optional keys."""
     keys = [key for key in case if key in spec.optional]
     for dropped_keys in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
         yield Case(**{key: value for key, value in case.items() if key not in dropped_keys})
@@ -131,8 +131,8 @@ class CheckData:
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.
 
-        `own_stream` says that the kernel is non-deterministic, and that it draws random numbers from a stream of its
-        own."""
+        `own_stream` says that the kernel is non-deterministic, with its own sequence of random numbers.
+        """
         if own_stream and self.spec.compare_own_stream is not None:
             return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
         if self.limits is None:
@@ -141,8 +141,8 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces elements where `oracle` is NaN.  There `oracle` becomes 0; `output` becomes 0 if it is NaN, else
-        infinity. With an 8-bit output any value passes there, because the dtype has no NaN or clamping loses it."""
+        """Replaces elements where `oracle` is NaN: `oracle` by 0, and `output` by 0 if it is NaN too, else by infinity.
+        An 8-bit output passes with any value there, because its dtype has no NaN or clamping loses it."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle
@@ -152,9 +152,9 @@ class CheckData:
 
     @cached_property
     def weak(self) -> tuple[str, ...]:
-        """Returns the wrong answers that would pass, such as `c: zeros`.  Tries zeros, the mean, a shift, no change.
-
-        The mean and the shift need an output of at least two elements.  An empty output has no wrong answer."""
+        """Returns the wrong answers that this check accepts, such as `c: zeros`.  Tries zeros, the mean, a shift, and
+        for an in-place op the unchanged argument.  The mean and the shift need two elements or more.  An empty output
+        has no wrong answer."""
         return tuple(self._passing_wrong_answers())
 
     @property
@@ -164,21 +164,21 @@ class CheckData:
         return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
     def _passing_wrong_answers(self) -> Iterator[str]:
-        mutates = self.spec.mutates
+        mutated_names = self.spec.mutates
         right_outputs = tuple(
-            oracle if mutates else rounded(oracle, dtype)
+            oracle if mutated_names else rounded(oracle, dtype)
             for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
         )
         for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
-            for label, wrong_values in _wrong_answers(oracle, self.inputs[name] if mutates else None):
-                answer = rounded(wrong_values, right_outputs[index].dtype)
+            for answer_label, wrong_values in _wrong_answers(oracle, self.inputs[name] if mutated_names else None):
+                wrong_answer = rounded(wrong_values, right_outputs[index].dtype)
                 if self.limits is not None:
-                    is_accepted = all_within(answer, oracle, self.limits[index])
+                    is_accepted = all_within(wrong_answer, oracle, self.limits[index])
                 else:
-                    all_outputs: Outputs = (*right_outputs[:index], answer, *right_outputs[index + 1 :])
+                    all_outputs: Outputs = (*right_outputs[:index], wrong_answer, *right_outputs[index + 1 :])
                     is_accepted = all(stats.passed for stats in self.judge(all_outputs))
                 if is_accepted:
-                    yield f"{name}: {label}"
+                    yield f"{name}: {answer_label}"
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ class CheckResult:
 
     @property
     def not_offered(self) -> bool:
-        """Returns whether the kernel does not support this case.  False if the kernel cannot run on this machine."""
+        """Returns whether the kernel refuses this case; False if the kernel cannot run on this machine at all."""
         return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
 
     @property
     def line(self) -> str:
-        """Returns one line; empty if the kernel does not support the case, because one other line lists such cases."""
+        """Returns the line to print; "" for an unsupported case, because one other line lists all such cases."""
         return "" if self.not_offered else self.describe()
 
     def describe(self) -> str:
@@ -275,7 +275,7 @@ class KeptData(threading.local):
 
     def keep(self, name: str, data: CheckData) -> CheckData:
         """Caches `data` under `name` if there is enough memory; returns `data`."""
-        if sum(item.bytes for item in self._data.values()) + data.bytes <= self._room:
+        if sum(cached_data.bytes for cached_data in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
 

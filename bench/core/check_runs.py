@@ -203,9 +203,9 @@ class Check:
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
         """Returns the names of arguments that get other strides in the layout `arranged`, if the contract allows it."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
-        kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
-        laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
-        names = {name for name in tensors if kinds[name] != tensors[name].stride() and self._allows(name, laid[name])}
+        strides = {name: strides_of(value, arranged) for name, value in tensors.items()}
+        laid = {name: torch.empty_strided(value.shape, strides[name], device="meta") for name, value in tensors.items()}
+        names = {name for name in tensors if strides[name] != tensors[name].stride() and self._allows(name, laid[name])}
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
@@ -283,7 +283,7 @@ class Check:
                 self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
-        """Runs the kernel on the first data with other numeric options, because a wrong kernel may use the old ones."""
+        """Runs the kernel on the first data with other numeric options: a wrong kernel may reuse the old options."""
         new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if new_options:
             label = f"other {', '.join(new_options)}"
@@ -292,19 +292,19 @@ class Check:
             self._judged(label, data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """Runs the kernel on the first data again; the results of all runs must be equal bit for bit.
+        """Runs the kernel on the first data again, several times; all results must be equal bit for bit.
 
-        If the kernel takes `out`, the caller's outputs hold NaN in the first run and an old answer in the second.  The
-        first run makes two calls, because a kernel may skip the second call.  The second run is in another thread."""
+        The first run makes two calls, because a kernel may skip the second call.  The next run is in another thread.
+        If the kernel takes `out`, this output holds NaN in the first run, and an old answer in the next run."""
         takes_out = "out" in self.kernel.accepted and not self.spec.mutates
         label = "first data again, into out" if takes_out else "first data again"
         output_forms = data.forms if takes_out else ()
         layout = Layout(out="plain" if takes_out else None, forms=output_forms)
         run_outputs = [self._judged(label, data, replace(layout, twice=True))]
-        stale = self.answers[-2].outputs if takes_out else ()
-        if [value.shape for value in stale] != [value.shape for value in run_outputs[0]]:
-            stale = ()
-        rerun = replace(layout, out="padded" if takes_out else None, stale=stale, same_memory=True, elsewhere=True)
+        old_out = self.answers[-2].outputs if takes_out else ()
+        if [value.shape for value in old_out] != [value.shape for value in run_outputs[0]]:
+            old_out = ()
+        rerun = replace(layout, out="padded" if takes_out else None, stale=old_out, same_memory=True, elsewhere=True)
         try:
             run_outputs.append(self._judged(f"{label}, in another thread", data, rerun))
         except LayoutRefused:
@@ -323,7 +323,7 @@ class Check:
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
-        """Runs the kernel on new values at the addresses of the last run, like an engine.  Weights do not change."""
+        """Runs the kernel on new values at the same addresses, as an engine does.  The weights keep their values."""
         if not alike(first.inputs, other.inputs):
             return
         weight_names = kept_names(self.spec, first.inputs)
@@ -342,7 +342,7 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with argument names, then again without names that the launcher refuses; None if none is left."""
+    """Calls `run` with `names`, then without the names that the launcher refuses; None if no name is left."""
     while names:
         try:
             return run(names)
@@ -355,14 +355,14 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """Returns a list with one random member of `sets`, all equally likely; empty if `sets` is empty."""
     random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
-    for count, item in enumerate(sets, 1):
-        chosen_sets = [item] if not random_state.randrange(count) else chosen_sets
+    for count, input_set in enumerate(sets, 1):
+        chosen_sets = [input_set] if not random_state.randrange(count) else chosen_sets
     return chosen_sets
 
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Uses one CPU thread for small inputs.  To start more takes longer than the work, 10x longer on a busy CPU."""
+    """Uses one CPU thread for small inputs: starting more takes longer than the work (10x on a busy CPU)."""
     threads = torch.get_num_threads()
     element_count = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if element_count < SMALL_ELEMENTS:

@@ -127,8 +127,8 @@ class Environment:
         fields with `replace`.  Without `run_id` the record gets a new run id.
 
         If the kernel's file lies outside Rooflab, `commit` is the commit of that file's repository.  The environment
-        then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  `tree` is the hash of the
-        source files, if there is no git."""
+        then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  Without git, the environment
+        has a hash of the source files (`tree`)."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if file := file_of(kernel):
             environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -159,8 +159,8 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
     The hash omits the GPU's uuid and the size of the host's memory: both differ between machines of one kind."""
     name = gpu.name if gpu else cpu
     speed_parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"{slug}-{cores}c-{hashlib.sha256(repr(speed_parts).encode()).hexdigest()[:8]}"
+    name_slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{name_slug}-{cores}c-{hashlib.sha256(repr(speed_parts).encode()).hexdigest()[:8]}"
 
 
 @cache
@@ -203,10 +203,10 @@ def _version(package: str) -> str | None:
 
 
 def git_state(path: Path) -> tuple[str | None, bool | None]:
-    """Returns the git commit at `path`, and whether files have changed since.  Returns `(None, None)` without git.
+    """Returns the git commit at `path`, and whether files have changed since this commit; `(None, None)` without git.
 
-    If `path` is the folder of a checkout, changes in results/ do not count.  If `path` is a file, its repository gives
-    the commit.  Then changes of this file and of committed files count.  An ignored file gives `(None, None)`."""
+    For the folder of a checkout, changes in results/ do not count.  For a file, changes of this file and of committed
+    files count.  A file that git ignores gives `(None, None)`."""
     return file_state(path) if path.is_file() else _folder_state(path)
 
 
@@ -222,10 +222,10 @@ def _folder_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_state() -> tuple[str | None, bool | None]:
-    """Returns the `git_state` of this program.  For a copy without git, `ROOFLAB_COMMIT` gives the state.
+    """Returns the `git_state` of this program.  For a copy without git, the variable `ROOFLAB_COMMIT` gives the state.
 
-    This variable is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at COMMIT, and shows whether the copy has changed.
-    Without TREE the second value is None.  Raises `ValueError` if the variable has another form."""
+    Its value is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at this commit, and shows whether the copy has changed.
+    Without TREE the second result is None.  Raises `ValueError` if the value has another form."""
     program_state = git_state(ROOT)
     setting = os.environ.get(COMMIT_VARIABLE, "")
     if program_state[0] is not None or not setting:
@@ -247,19 +247,19 @@ def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
-    properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    gpu_properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
     with nvml_of(uuid) as nvml_connection:
         if nvml_connection is None:
-            return Gpu(*properties)
-        nvml, handle = nvml_connection
-        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
-        ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
-        mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
+            return Gpu(*gpu_properties)
+        nvml, gpu_handle = nvml_connection
+        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", gpu_handle)
+        ecc = ask(nvml, "nvmlDeviceGetEccMode", gpu_handle)
+        mig = ask(nvml, "nvmlDeviceGetMigMode", gpu_handle)
         return Gpu(
-            *properties,
+            *gpu_properties,
             driver=ask(nvml, "nvmlSystemGetDriverVersion"),
-            max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
-            max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", gpu_handle, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", gpu_handle, nvml.NVML_CLOCK_MEM),
             power_limit_w=None if limit_mw is None else limit_mw / 1000,
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
@@ -272,7 +272,7 @@ POWER_INSTANT, NVML_SUCCESS = 186, 0
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
-    """Yields NVML and its handle of the GPU.  Yields None without the package, the driver, or a GPU with this uuid."""
+    """Yields NVML and its handle of the GPU; None if the package, the driver, or a GPU with this uuid is missing."""
     if importlib.util.find_spec("pynvml") is None:
         yield None
         return
@@ -284,8 +284,8 @@ def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
         yield None
         return
     try:
-        handle = ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
-        yield None if handle is None else (pynvml, handle)
+        gpu_handle = ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+        yield None if gpu_handle is None else (pynvml, gpu_handle)
     finally:
         pynvml.nvmlShutdown()
 

@@ -38,13 +38,13 @@ FULL_EPSILONS = 64
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     """Returns the largest allowed absolute error of each element of `oracle`, for an output of `dtype`."""
-    magnitude = oracle.detach().to("cpu", torch.float64).abs()
-    if not dtype.is_floating_point or not magnitude.numel():
-        return torch.zeros_like(magnitude)
+    magnitudes = oracle.detach().to("cpu", torch.float64).abs()
+    if not dtype.is_floating_point or not magnitudes.numel():
+        return torch.zeros_like(magnitudes)
     eps = torch.finfo(dtype).eps
-    finite_mask = torch.isfinite(magnitude)
-    rms = magnitude[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
-    max_error = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
+    finite_mask = torch.isfinite(magnitudes)
+    rms = magnitudes[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
+    max_error = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitudes, rms)
     return torch.where(finite_mask, max_error, 0.0)  # an infinity must be met exactly
 
 
@@ -66,7 +66,7 @@ class FunctionOp(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
-        """Makes the op of `fn` and `reference`.  Both get the values of `make(seed)`, by keyword if they are a mapping.
+        """Makes the op of `fn` and `reference`.  If `make(seed)` returns a mapping, both get its values by keyword.
 
         The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor."""
         made_inputs = make(seed)
@@ -80,10 +80,11 @@ class FunctionOp(NamedTuple):
     def judge(actual: object, expected: object) -> list[ErrorStats]:
         """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
-        Dtypes must be equal, but a float may have a reference in fp64.  Integers must be equal.  Floats may differ by a
-        few roundings to the output dtype, relative to the element or to the tensor's root mean square (the larger one).
+        Dtypes must be equal, but a float's reference may be fp64.  Integers must be equal.  Floats may differ by a few
+        roundings to the output dtype, relative to the element or to the tensor's root mean square (the larger one).
         The reason is that the error of a sum grows with its terms, not with its value.  Raises `ValueError` if an
-        argument is neither a tensor nor a tuple of tensors, or if the numbers or dtypes of outputs differ."""
+        argument is neither a tensor nor a tuple of tensors.  Also raises it if the numbers or dtypes of outputs differ.
+        """
         actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
         if len(actuals) != len(oracles):
             raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
@@ -135,8 +136,9 @@ def op_of(
     """Makes the op of `fn` on the inputs that `make(seed)` returns.
 
     The expected outputs are the results of `reference`, in its own precision, on copies of the inputs.  Outputs have
-    the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout
-    that `make` gives them.  Tensors that cannot be guarded, such as subclasses, always come from `make(0)`."""
+    the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout of
+    `make`.  Tensors that cannot be copied between guards, such as subclasses, always come from `make(0)`.
+    """
     made_inputs = make(0)
     values = named(made_inputs)
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
@@ -200,9 +202,9 @@ class Checked(NamedTuple):
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
         """Compares `fn` with `reference`, each on copies of `args`.  Then checks `fn` like a kernel.
 
-        This check also needs other data; they are the values of `args`, shifted by one position.  `fn` may change its
-        arguments, and two runs may differ in their bits.  Without a reference, the check only finds writes outside the
-        arguments, and a result that changes after the call."""
+        The second set of inputs for this check is `args`, with tensors shifted by one position.  `fn` may change its
+        arguments, and two runs may differ in their bits.  Without a reference, the check finds only two faults: a write
+        outside the arguments, and a result that changes after the call."""
         expected_outputs = reference(*map(_copy, args)) if reference is not None else None
         arg_copies = [*map(_copy, args)]
         result, is_interpreted = _watched(partial(fn, *arg_copies))

@@ -103,10 +103,10 @@ class Measurement:
         KEPT_DATA.forget()
         is_judged = bool(rotations) and self.settings.judge
         unseen = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
-        timed, failures, clocks = self._together(rotations, unseen)
-        for name, error in unseen.wrong({name: rotations[name] for name in timed}).items() if unseen else ():
+        timings, failures, clocks = self._together(rotations, unseen)
+        for name, error in unseen.wrong({name: rotations[name] for name in timings}).items() if unseen else ():
             failures[name] = Failed("INCORRECT", f"after timing: {error}")
-        profiles, faults = observe({name: rotations[name] for name in timed if name not in failures}, self.device)
+        profiles, faults = observe({name: rotations[name] for name in timings if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed_by_name |= failures | faults
         inputs = meta_inputs or (input_copies[0] if input_copies else self._priced(case))
@@ -114,7 +114,7 @@ class Measurement:
         for kernel in kernels:
             name = kernel.name
             record = self._record(kernel, case, cost, check_results.get(name), failed_by_name.get(name))
-            samples = None if name in failed_by_name else timed[name]
+            samples = None if name in failed_by_name else timings[name]
             if samples is not None:
                 record = self._with_time(record, samples, cost, clocks, profiles.get(name, {}))
             yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, cost)
@@ -167,10 +167,10 @@ class Measurement:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
-        timed, failures, clocks = time_together(ready, self.settings, unseen)
+        samples_by_name, failures, clocks = time_together(ready, self.settings, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        return timed, failures, clocks
+        return samples_by_name, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """Checks the kernel with adversarial inputs, once per run.  Uses the first small case that the kernel supports,
@@ -244,17 +244,17 @@ class Measurement:
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """Returns the record with its bound, the kernel's memory traffic, and the rates.  A NOISY time or bound gives
-        no rates.  The traffic is left out if no memory of the device can move these bytes in the measured time."""
+        """Returns the record with its bound, the kernel's memory traffic, and the rates.  A NOISY time gives no rates.
+        The traffic is left out if no memory of the device can move these bytes in the measured time."""
         traffic, reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:
             fastest_rate = max(machine_limits.hbm_bytes_per_s, machine_limits.l2_bytes_per_s or 0.0)
             if traffic.bytes / median_s > MAX_EXCESS * fastest_rate:
-                note = "its claimed traffic is left out: no memory here could have moved it in that time"
-                traffic, reason = None, reason or note
+                traffic_note = "its claimed traffic is left out: no memory here could have moved it in that time"
+                traffic, reason = None, reason or traffic_note
         moved_bytes = traffic.bytes if traffic else cost.bytes
-        seconds = median_s if record.status != "NOISY" else None
+        time_s = median_s if record.status != "NOISY" else None
         ceilings, limit = self.ceilings, self._bound(cost)
         return replace(
             record,
@@ -262,11 +262,11 @@ class Measurement:
             traffic_bytes=traffic.bytes if traffic else None,
             traffic_basis=traffic.basis if traffic else None,
             intensity=cost.flops / moved_bytes if moved_bytes else None,
-            flops_per_s=cost.flops / seconds if seconds else None,
-            bytes_per_s=moved_bytes / seconds if seconds else None,
+            flops_per_s=cost.flops / time_s if time_s else None,
+            bytes_per_s=moved_bytes / time_s if time_s else None,
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
-            bound_fraction=limit.fraction(seconds) if limit and seconds and ceilings and not ceilings.noise else None,
+            bound_fraction=limit.fraction(time_s) if limit and time_s and ceilings and not ceilings.noise else None,
             ceilings=asdict(ceilings) if ceilings else None,
         )
 
@@ -274,11 +274,11 @@ class Measurement:
         return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures the peak rates again after the first reading above them.  A busy machine may have lowered them."""
+        """Measures the peak rates again after the first reading above them, because a busy machine may lower them."""
         ceilings = self.ceilings
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
-        excess = samples.median_s > 0 and above_limits(samples, cost, ceilings)
+        limit_excess = samples.median_s > 0 and above_limits(samples, cost, ceilings)
         fits_in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if excess and not (excess[0] == "memory" and fits_in_cache):
+        if limit_excess and not (limit_excess[0] == "memory" and fits_in_cache):
             self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

@@ -76,8 +76,8 @@ def few(samples: int, room: int) -> str:
 def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     """Returns one sentence if the samples are too noisy; empty if they are good.  The samples are in time order.
 
-    `waiting` is the time that the process's threads waited for a processor, divided by the time that they ran.  It is
-    None if the system does not report it.  If there are no samples, only `waiting` decides."""
+    `waiting` is the time that the process's threads waited for a processor, divided by their run time.  It is None if
+    the system does not report it.  Without samples, only `waiting` decides."""
     if waiting is not None and waiting > MAX_WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
@@ -93,17 +93,17 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
 
 
 def shared(clocks: JsonObject | None) -> str:
-    """Explains that other processes used the card, so that the reading is noise; empty if there were none.
+    """Returns a sentence if other processes used the card, because the reading is then noise; else "".
 
-    The result is also empty if NVML reports no processes.  `clocks` is the result of `ClockWatch.summary()`."""
+    The result is also "" if NVML reports no processes.  `clocks` is the result of `ClockWatch.summary()`."""
     other_processes = (clocks or {}).get("other_processes")
     return f"other processes were on the card: {other_processes}" if other_processes else ""
 
 
 def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
-    """Returns the limit that a reading exceeds by the largest factor, and this factor; None without such a limit.
+    """Returns the limit that a reading exceeds by the largest factor, and this factor; None if it exceeds no limit.
 
-    On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate limits only the bytes read, and only
+    On a GPU, written data may still be in L2 when the timer stops.  So HBM's rate limits only the bytes read, and only
     if L2 was cold.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
     bounded_cost = replace(cost, tensor_flops=tensor_flops)
@@ -124,10 +124,10 @@ def why_invalid(
 ) -> str | None:
     """Returns one sentence with the likely cause if a reading is INVALID; None if it is valid.
 
-    The causes are checked in this order: a fault that the timer found, a timer that did not advance, a throttled card,
-    a time below that of an empty kernel, a clock that is too coarse (`UNRESOLVED: ...`), and a reading above `limits`.
-    `limits` are the rates that the device cannot exceed at its highest clock.  An argument that is None is not checked.
-    """
+    These causes are checked, in this order: a fault that the timer found, a timer that did not advance, a throttled
+    card, a time below that of an empty kernel, a timer that is too coarse (`UNRESOLVED: ...`), a reading above
+    `limits`. `limits` are the rates that the device cannot exceed at its highest clock.  An argument that is None is
+    not checked."""
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault
@@ -135,8 +135,8 @@ def why_invalid(
         return f"{bad_count} readings are not finite numbers; likely cause: the timer failed"
     if median_s <= 0 or min(samples.seconds) < 0:
         return f"the {method} timer read {median_s:g} s; likely cause: the clock stands still, or nothing was launched"
-    if throttled := (clocks or {}).get("throttled"):
-        return f"the card was throttled ({', '.join(throttled)}); likely cause: cooling or power supply"
+    if throttle_reasons := (clocks or {}).get("throttled"):
+        return f"the card was throttled ({', '.join(throttle_reasons)}); likely cause: cooling or power supply"
     if floor_s is not None and median_s * MAX_EXCESS < floor_s:
         return (
             f"{median_s * 1e6:.2f} us is below the {floor_s * 1e6:.2f} us that an empty kernel takes by {method}; "

@@ -43,10 +43,9 @@ LATE_S = 10.0
 class Checkers:
     """Runs checks of kernels in child processes.  On a CPU there is one child per core, with one thread.
 
-    The children interpret Triton kernels if this process does.  With `emulators`, a pool of processes, kernels that
-    have compiled code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default
-    the pool's limit), or if the event `over` is set.  If a kernel has refused an option of a randomly drawn case, the
-    case is checked without this option."""
+    The children interpret Triton kernels if this process does.  If the pool `emulators` is given, kernels with compiled
+    code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default the pool's
+    limit), or if the event `over` is set.  A random case leaves out options that the kernel has refused before."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -70,8 +69,8 @@ class Checkers:
     def __call__(self, task: CheckTask) -> CheckResult:
         """Runs one check.
 
-        After a fault the child is ended, because the kernel may have changed the process.  After a wrong answer the
-        child runs only the same kernel again.  If the kernel's file has changed, another child imports it."""
+        After a fault the child process is ended, because the kernel may have changed it.  After a wrong answer the
+        child is reserved for the same kernel.  If the kernel's file changes, a new child imports it."""
         spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused_options:
             task = task.taken(spec, refused_options) or task
@@ -80,8 +79,8 @@ class Checkers:
         file = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
         child_user, pool = f"{file}{kernel.id} ", self._pool(kernel)
         with pool.child(child_user) as child:
-            ask_limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(meta_inputs)
-            with closing(Outside(child, ask_limits, bytes_, kernel, spec, scheme, self.device)) as runner:
+            ask_limits, input_byte_count = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(meta_inputs)
+            with closing(Outside(child, ask_limits, input_byte_count, kernel, spec, scheme, self.device)) as runner:
                 result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
             if result.status not in ("OK", "INCORRECT", *NOT_RUN):
                 child.stop()
@@ -139,8 +138,8 @@ class Outside(Runner):
         if tampering := tampered():  # by the import of its file
             raise Failed("INVALID", f"{tampering}, before the check began")
         file = file_of(self.kernel)
-        words = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)
-        self._ask("begin", *words)
+        arguments = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)
+        self._ask("begin", *arguments)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
         return bool(self._ask("load", name, inputs, packed_in))
@@ -161,17 +160,17 @@ class Outside(Runner):
         except OSError as full:
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
-            reply = self._child.ask(request, *self._limits)
+            child_reply = self._child.ask(request, *self._limits)
         except ChildFailed as failed:
             if failed.limit_s is not None:
                 reason = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
                 raise Failed("TIMEOUT", reason) from failed
             raise Failed("RUNTIME_ERROR", str(failed)) from failed
-        if "failed" in reply:
-            raise Failed(*reply["failed"])
-        if "refused" in reply:
-            raise LayoutRefused(reply["refused"])
-        return cast(object, read(reply["done"], self.device))
+        if "failed" in child_reply:
+            raise Failed(*child_reply["failed"])
+        if "refused" in child_reply:
+            raise LayoutRefused(child_reply["refused"])
+        return cast(object, read(child_reply["done"], self.device))
 
 
 class Serving:
@@ -224,8 +223,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
     """Returns a temporary folder in shared memory, or on disk if shared memory has too little space for `bytes_`."""
-    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
-    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if has_room else None)
+    fits_in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
+    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if fits_in_memory else None)
 
 
 ALIGNMENT = 64

@@ -84,12 +84,12 @@ class Guarded:
             guard_pairs = ((tensor[:start], tensor[end:]) for tensor in (self.buffer, self.pristine))
             if all(same_bits(*guard_pair) for guard_pair in zip(*guard_pairs, strict=True)):
                 return None
-        expected = self.pristine.clone()
-        view = self._place_in(expected)
+        expected_buffer = self.pristine.clone()
+        view = self._place_in(expected_buffer)
         if may_change:
             view.copy_(self.view)
-        actual_bits, expected_bits = bits(self.buffer), bits(expected)
-        if same_bits(self.buffer, expected):
+        actual_bits, expected_bits = bits(self.buffer), bits(expected_buffer)
+        if same_bits(self.buffer, expected_buffer):
             return None
         if not same_bits(self.view, view):
             return "was changed"
@@ -135,13 +135,13 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns zeros with these strides, and 2**31 unused elements before and after.  Untouched pages take no memory."""
     count = extent(shape, strides)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    mmap_flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        memory = mmap.mmap(-1, (count + 2 * FAR_STRIDE) * dtype.itemsize, flags=flags)
+        mapped_memory = mmap.mmap(-1, (count + 2 * FAR_STRIDE) * dtype.itemsize, flags=mmap_flags)
     except OSError as error:
         raise LayoutRefused(f"far: {error}; is there a limit of virtual memory (ulimit -v)?") from error
-    memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides, FAR_STRIDE)
+    mapped_memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
+    return torch.frombuffer(mapped_memory, dtype=dtype).as_strided(shape, strides, FAR_STRIDE)
 
 
 def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
@@ -150,7 +150,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards, in layout `arranged`, with its alignment.  `place`: the argument's position."""
+    """Copies `tensor` between guards, in the layout `arranged` with equal alignment.  `place`: argument position."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -217,7 +217,7 @@ def _allocate(
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Returns an index that selects each element once: 0 in dimensions with stride 0, everything in the others."""
+    """Returns an index that selects each element once: 0 in dimensions with stride 0, all indices in the others."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
@@ -230,38 +230,38 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """Returns the strides of a tensor in the layout `arranged`.  Padding makes them differ from those that sizes give.
-    A tensor keeps its strides if it is empty or expanded, or if it has one dimension and `arranged` is not "apart"."""
+    """Returns the strides of a tensor in the layout `arranged`.  They include padding between rows.  An empty or
+    expanded tensor keeps its strides.  So does a one-dimensional tensor, except in the layout "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
-    order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
+    dim_order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
     if arranged in FAR_LAYOUTS:
         far_strides = (
             []
             if tensor.device.type == "cuda"
-            else _far_strides(tuple(tensor.shape), order, arranged == FAR_LAYOUTS[1], place)
+            else _far_strides(tuple(tensor.shape), dim_order, arranged == FAR_LAYOUTS[1], place)
         )
         return tuple(far_strides or strides)
     step = 2 if arranged == "apart" else 1
-    for dim in order:
+    for dim in dim_order:
         strides[dim] = step
         step = step * tensor.shape[dim] + ROW_PADDING * (1 + place)
     return tuple(strides)
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides with one far stride: near 2**31, or less in a long dimension.  `order`: dimensions by stride.
+    """Returns strides with one far stride, or [] if no dimension fits.  `order` lists the dimensions by stride.
 
-    The dimension with the far stride is the outermost one with at least three rows; with `inside` it is another one.
-    Longer strides are multiples of the far stride, so that other dimensions can be merged.  Empty if no dimension fits.
-    """
+    The far stride is near 2**31, or smaller in a long dimension.  It belongs to the outermost dimension with at least
+    three rows; with `inside`, to another dimension.  Longer strides are multiples of it, so that other dimensions can
+    be merged."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
-    outermost = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
-    other_dims = [dim for dim in outer_dims if dim != outermost]
-    if outermost is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
+    outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
+    other_dims = [dim for dim in outer_dims if dim != outer_dim]
+    if outer_dim is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
         return []
-    for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outermost]:
+    for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outer_dim]:
         strides, step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
         for dim in order[1:]:
             if dim == far_dim:
@@ -324,7 +324,7 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 def changes_later(outputs: Outputs, read: Outputs) -> str | None:
     """Watches `outputs` for `LATE_S` seconds.  Describes the fault if they differ from `read`, or returns None."""
     deadline = time.monotonic() + LATE_S
-    while all(same_bits(output, expected) for output, expected in zip(outputs, read, strict=True)):
+    while all(same_bits(output, expected_outputs) for output, expected_outputs in zip(outputs, read, strict=True)):
         if time.monotonic() > deadline:
             return None
         time.sleep(0.002)
@@ -341,8 +341,8 @@ def _is_poison(output: torch.Tensor) -> bool:
         return bool(output.isnan().all())
     if output.dtype in (torch.bool, torch.uint8):
         return False  # poison is an ordinary value there
-    is_fresh = bool((output == torch.iinfo(output.dtype).max).all())
-    return is_fresh or bool((bits(output) == SENTINEL_BYTE).all())
+    is_max_int = bool((output == torch.iinfo(output.dtype).max).all())
+    return is_max_int or bool((bits(output) == SENTINEL_BYTE).all())
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:

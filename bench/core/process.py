@@ -85,10 +85,10 @@ def command_for(modules: Sequence[str], tree: Path | None = None, python: str = 
 class Child:
     """One child process that answers requests.  Raises `ValueError` if its compile caches cannot be written to.
 
-    The child gets this process's environment variables, changed by `environment`; None removes a variable.  The child
-    leads its own session, and its descendants end with it.  Without `own_session`, Ctrl-C also ends the child.
-    Standard error goes to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree`, `python`: arguments of
-    `command_for`.
+    The child gets this process's environment variables, changed by `environment`; None removes a variable.  When the
+    child is ended, its descendants are ended too.  The child leads its own session; with `own_session=False` it does
+    not, and Ctrl-C also ends the child.  Standard error goes to the file `log`, or is kept for `ChildFailed`.
+    `modules`, `tree`, `python`: arguments of `command_for`.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class Child:
     def ask(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Json:
         """Sends a request, and returns the answer.
 
-        Raises `ChildFailed` if no answer comes within `limit_s` seconds (a start may take `START_LIMIT_S` more), or if
-        the child ends.  Also raises it if `hangs` returns True; `hangs` is called every second.  Then the child and all
-        processes that it started are ended."""
+        Raises `ChildFailed` if no answer comes within `limit_s` seconds (a start may take `START_LIMIT_S` more), if the
+        child ends, or if `hangs` returns True.  `hangs` is called every second.  The error also ends the child and all
+        processes that it started."""
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
@@ -191,7 +191,7 @@ class Child:
         self.post(request)
 
     def post(self, request: Json) -> None:
-        """Sends a request without waiting.  Use this if nobody needs the answer, and `stop` ends the request."""
+        """Sends a request without waiting for an answer.  A later `stop` also ends the request, if it still runs."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")
@@ -241,7 +241,7 @@ def cores() -> int:
 class Pool:
     """A pool of at most `size` children (by default one per core, at most 8), which are started on demand.
 
-    Ctrl-C also ends the children.  Otherwise threads of this process would wait for their answers."""
+    Ctrl-C also ends the children.  Otherwise this process's threads would still wait for answers of the children."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Pool:
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """Yields an idle or a new child, for the caller alone.  Ends idle children reserved for other users.
+        """Yields an idle or a new child for this caller alone.  Ends idle children that are reserved for others.
 
         A child that the caller has ended is not used again."""
         try:

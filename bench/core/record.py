@@ -166,10 +166,10 @@ class Record:
     """Numbers that have no field, such as `ttft_ms` and `itl_p50_ms`.  The name contains the unit."""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, allowed_choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
-                allowed_values = ", ".join(str(choice) for choice in choices if choice is not None)
+            if value not in allowed_choices:
+                allowed_values = ", ".join(str(choice) for choice in allowed_choices if choice is not None)
                 raise ValueError(f"{name}: expected one of {allowed_values}, got {value!r}")
         for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
             if isinstance(value, str) and (not value.strip() or _SURROGATE.search(value)):

@@ -18,19 +18,19 @@ def write(path: Path, *records: Record) -> None:
     """Appends records to the file `path`.  Lines of two writers never mix, and no line is written in part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file_descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for record in records:
             line = f"{record.to_json()}\n".encode()
-            written_bytes = os.write(descriptor, line)  # one call for a line
+            written_bytes = os.write(file_descriptor, line)  # one call for a line
             if written_bytes != len(line):
-                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written_bytes)
+                os.ftruncate(file_descriptor, os.lseek(file_descriptor, 0, os.SEEK_CUR) - written_bytes)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         error.filename = str(path)
         raise
     finally:
-        os.close(descriptor)
+        os.close(file_descriptor)
 
 
 def read(path: Path, deep: bool = False) -> list[Record]:
@@ -99,10 +99,10 @@ FolderKind = Literal["kept", "local", "new"]
 
 
 def result_folder(place: FolderKind = "new") -> Path:
-    """Returns the folder for results of one kind.
+    """Returns the folder for results of the kind `place`.
 
-    `kept`: `results` (committed records) in a checkout of Rooflab, else `.rooflab`.  `local`: `results/local` in a
-    checkout, else `.rooflab`; git ignores both.  `new`: a new folder inside the `local` folder, named by the time.
+    `kept` (committed records): `results` in a checkout of Rooflab, else `.rooflab`.  `local` (ignored by git):
+    `results/local` in a checkout, else `.rooflab`.  `new`: a new folder inside the `local` folder, named by the time.
     Raises `ValueError` if the folder cannot be made."""
     in_checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":

@@ -1,4 +1,4 @@
-"""Writes the names of the kernels that run now to a file.  The environment variable `ROOFLAB_RUNNING` gives its path.
+"""Writes the names of the running kernels to a file.  The environment variable `ROOFLAB_RUNNING` gives the file's path.
 
 If a process dies, its parent process reads the file.  The parent then reports these kernels as the cause.
 """
@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
     @staticmethod
     def note(kernels: Sequence[str]) -> None:
-        """Stores the names of `kernels`, which run next, in the file.  Does nothing if `ROOFLAB_RUNNING` is not set."""
+        """Writes the names of `kernels` to the file `ROOFLAB_RUNNING`.  Does nothing if this variable is not set."""
         if path := os.environ.get(ENVIRONMENT_VARIABLE):
             temp_path = Path(f"{path}.part")
             temp_path.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))

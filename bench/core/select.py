@@ -64,9 +64,8 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the requested schemes (number formats) that the op has.  By default, returns `default`, or all.
-
-        If only one op is selected and lacks the default scheme, as an fp8 op does, returns the op's first scheme."""
+        """Returns the requested schemes (number formats) that the op has.  If none was requested, returns `default`, or
+        all schemes if `default` is None.  If the only selected op lacks `default`, returns this op's first scheme."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -74,10 +73,10 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the kernels `names`, each with its source file, or with None if it belongs to this package.  A name that
-    ends in `.py` selects all kernels that this file registers.  Without names, returns all kernels of `op`, or of every
-    op if `op` is None.  A kernel's name needs `op`, unless all given files are for one op.  Raises `ValueError` on an
-    unknown name."""
+    """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.  A name in
+    `names` that ends in `.py` selects all kernels that this file registers.  Without `names`, selects all kernels of
+    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if a kernel's name needs an op.
+    """
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]

@@ -31,11 +31,11 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 def time_together(
     ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-    """Times the kernels in `ready` in turn.  Returns the samples of each kernel, the errors of the kernels that failed,
-    and the GPU's clocks.  The time budget is seconds per kernel.  If a reading is noisy, the budget of all kernels may
-    double, except in paired measurements.
+    """Times the kernels in `ready` in turn.  Returns the samples, the errors of failed kernels, and the GPU's clocks.
 
-    If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed together."""
+    The time budget is in seconds per kernel.  If a reading is noisy, all budgets may double, except in paired
+    measurements.  If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed
+    together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
@@ -79,7 +79,7 @@ def _together_or_alone(
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """Returns a `ClockWatch` of a GPU, or an empty context on a CPU.  An unreadable SM clock gets a note."""
+    """Returns a `ClockWatch` of a GPU, which notes an unreadable SM clock.  On a CPU, returns an empty context."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -94,11 +94,11 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
-    """Runs each kernel under a profiler on a GPU.  Returns the measured fields of each kernel (peak memory, device
-    kernels), and the errors of the kernels that failed.
+    """Runs each kernel under a profiler on a GPU.  Returns each kernel's peak memory and device kernels, and the errors
+    of failed kernels.
 
-    Call this function only after a case has been timed.  A profiler that was once attached may slow all later launches
-    of the process.  Only the first case of a process is timed without this effect."""
+    Call this function only after a case has been timed.  A profiler may slow all later launches of the process.  So
+    only the first case of a process is timed without this effect."""
     fields_by_name: dict[str, dict[str, Any]] = {}
     failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":
@@ -117,10 +117,10 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
 class Unseen:
     """Gives the timed kernels float inputs that they have not seen, so that cached outputs are wrong.
 
-    The constructor writes input values from a random seed.  A call, before each round of samples, changes one row of
-    each input, except before the last rounds.  So an output that was cached by address, by shape or by some of the
-    values is wrong.  Weights, tables, lengths and mutated arguments do not change.  An input also does not change if
-    its shape depends on the seed, or if it has NaN or infinite values (unused pages of a cache hold NaN)."""
+    The first values come from a random seed.  Each call changes one row of each input.  So an output that was cached by
+    address, by shape or by some of the values is wrong.  Weights, tables, lengths and mutated arguments do not change.
+    Inputs with a shape that depends on the seed do not change.  Inputs with NaN (in unused pages of a cache) or
+    infinite values do not change either."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int

@@ -104,7 +104,7 @@ class Runner:
             raise Failed("UNSUPPORTED", BF16_REFUSAL)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Stores `inputs` under `name`, and packs their weight.  Returns whether the kernel packs weights.
+        """Stores `inputs` as `name`, with their packed weight.  Returns whether the kernel packs a weight.
 
         If `packed_in` names stored inputs with the same weight, their packed weight is used again."""
         if packed_in is not None:
@@ -113,27 +113,27 @@ class Runner:
         refusal = self.kernel.why_not_args(inputs, self.spec)
         if refusal:
             raise Failed.by(refusal)
-        weight_name, packed = self.spec.prepared, None
+        weight_name, packed_weight = self.spec.prepared, None
         if self.kernel.prepare is not None and weight_name is not None and inputs[weight_name] is not None:
             weight = guard(inputs[weight_name])
             try:
                 with poisoned_allocations():
-                    packed = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
+                    packed_weight = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
             except Failed.errors() as error:
                 raise Failed.of(error, "prepare") from error
             damage_text = weight.damage(may_change=False)
             if damage_text:
                 raise Failed("INCORRECT", f"prepare: {weight_name} {damage_text}")
-        self._sets[name] = inputs, packed
-        return packed is not None
+        self._sets[name] = inputs, packed_weight
+        return packed_weight is not None
 
     def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
         """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Waits for the stream, and
         returns the outputs.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  If the kernel
-        replaced a benchmark function, the status is INVALID.  It is also a fault if an output of the last call changed
-        later."""
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  The status is
+        INVALID if the kernel replaced a function of the benchmark.  A late change of an earlier call's output is a
+        fault too."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with (
@@ -143,8 +143,8 @@ class Runner:
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
-                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as other_thread:
-                    outputs, output_values = other_thread.submit(self._run, *arguments).result()
+                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as thread_pool:
+                    outputs, output_values = thread_pool.submit(self._run, *arguments).result()
             else:
                 outputs, output_values = self._run(*arguments)
         if not layout.alone:
@@ -153,7 +153,7 @@ class Runner:
         return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Runs the kernel.  Returns the outputs, and copies that the same stream made directly after the call."""
+        """Runs the kernel.  Returns the outputs, and copies of the outputs that the same stream made after the call."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots_name, cache_name = spec.slots[:2]
@@ -172,7 +172,7 @@ class Runner:
             arguments[spec.prepared] = packed
         if outs:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
-        cpu_threads, threads = torch.get_num_threads(), threading.active_count()
+        torch_threads, threads = torch.get_num_threads(), threading.active_count()
         can_refuse = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
@@ -183,7 +183,7 @@ class Runner:
         with queued(device, guarded_inputs.values(), layout.alone):
             with self._errors_of_the_kernel(inputs, can_refuse):
                 kernel_result = self._called(arguments, layout.twice)
-            if tampering_text := tampered(cpu_threads):
+            if tampering_text := tampered(torch_threads):
                 raise Failed("INVALID", tampering_text)
             read_only_inputs = {name: tensor for name, tensor in guarded_inputs.items() if name not in free_names}
             with self._errors_of_the_kernel(inputs, can_refuse):
@@ -203,7 +203,7 @@ class Runner:
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless it is interpreted."""
+        """Calls the kernel and returns its result.  With `twice`, calls it twice, but an interpreted kernel once."""
         accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted_arguments)
@@ -214,8 +214,8 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option, the kernel does not support the option.  A `ValueError` from the op's
-        contract has another cause.  The inputs are valid, so the kernel computed invalid values."""
+        If a `ValueError` names an option, the status is UNSUPPORTED.  If it comes from the op's contract, the kernel
+        computed invalid values, because the inputs are valid."""
         try:
             yield
         except Failed.errors() as error:
@@ -230,7 +230,7 @@ class Runner:
             raise Failed.of(error, "") from error
 
     def settle(self) -> None:
-        """Raises `Failed` if an output of the last call has changed since.  Then overwrites these outputs."""
+        """Raises `Failed` if an output of the last call has changed after the call.  Then overwrites these outputs."""
         outputs, output_values = self._last or ((), ())
         for name, output, old_value in zip(self.spec.outputs, outputs, output_values, strict=False):
             if not same_bits(output, old_value):

@@ -67,7 +67,7 @@ class Look:
         return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Runs the kernel with `changed` inputs.  Returns whether the outputs are right, and the outputs."""
+        """Runs the kernel on `data` with `changed` inputs.  Returns whether the outputs are right, and the outputs."""
         changed_data = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(changed_data.name, changed_data.inputs)
@@ -92,7 +92,7 @@ class Look:
         return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """Returns a description of the fault if `read` equals the outputs of an earlier call, else ""."""
+        """Explains that `read` was cached, if it equals the outputs of an earlier call.  Else returns ""."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -102,28 +102,28 @@ class Look:
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1
                 if value.ndim and name not in kept_names(self.spec, data.inputs)
             }
-            _, rolled = self._is_right_on(data, layout, rolled_inputs)
-            is_cached = bool(rolled) and not data.faults(rolled, self.own_stream)
-            if is_cached or (rolled and (_same(rolled, read) or _same(self._run(data, layout), rolled))):
+            _, new_outputs = self._is_right_on(data, layout, rolled_inputs)
+            is_cached = bool(new_outputs) and not data.faults(new_outputs, self.own_stream)
+            if is_cached or (new_outputs and (_same(new_outputs, read) or _same(self._run(data, layout), new_outputs))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
             differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
-            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if rolled else ""
+            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if new_outputs else ""
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors that give wrong results with rows at large offsets; "" if small offsets are wrong too."""
+        """Names the tensors that fail only with rows at large offsets.  Returns "" if small offsets fail too."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
-        layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
-            layouts = {" and ".join(layout.arranged): layout}
-        layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
-        names = [name for name, near_but_one in sorted(layouts.items()) if not self._is_right(data, near_but_one)]
+            far_layouts = {" and ".join(layout.arranged): layout}
+        far_layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
+        names = [name for name, near_but_one in sorted(far_layouts.items()) if not self._is_right(data, near_but_one)]
         if not names or not self._is_right(data, near_layout):
             return ""
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names a format with fewer bits than fp32 if the kernel is right on inputs that are exact in it."""
+        """Names a format with fewer bits than fp32 if the kernel is right on inputs rounded to this format."""
         float_inputs = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not float_inputs:
             return ""

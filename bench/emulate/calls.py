@@ -92,7 +92,7 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Returns the smallest case with the most ragged sizes (not multiples of `TILE_SIZE`) that the kernel supports."""
+    """Returns the supported case with the most sizes that are not multiples of `TILE_SIZE`: the smallest of these."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -154,7 +154,7 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traffic_of(answer: Mapping[str, Any]) -> Traffic:
-    """Returns the counted HBM bytes of a call.  In each launch, a 32-byte sector of memory counts once."""
+    """Returns the counted HBM bytes of a call.  A 32-byte sector of memory counts once in each launch."""
     launch_bytes = [item["bytes"] for item in answer["launches"]]
     read_bytes, written_bytes = (float(sum(item[name] for item in launch_bytes)) for name in ("hbm_read", "hbm_write"))
     return Traffic(read_bytes, written_bytes, len(launch_bytes), basis="counted")

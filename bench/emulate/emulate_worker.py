@@ -25,7 +25,7 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Emulates each launch.  The first call has all checks.  Later calls check only values, in other warp orders."""
+    """Emulates each launch.  The first call has all checks.  Later calls only compute values, in other warp orders."""
 
     calls: int = 0
 

@@ -75,28 +75,28 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     errors: list[ErrorStats] = []
     checked_elements = None
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
-        oracle = spec.oracle(fresh_inputs)
+        expected_outputs = spec.oracle(fresh_inputs)
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
             written_masks = [_written(output, launches.results) for output in tensors]
             checked_elements = sum(int(mask.sum()) for mask in written_masks)
             tensors = tuple(
                 torch.where(mask, out, expected.to(out.dtype))
-                for mask, out, expected in zip(written_masks, tensors, oracle, strict=True)
+                for mask, out, expected in zip(written_masks, tensors, expected_outputs, strict=True)
             )
-        errors = spec.judge(tensors, oracle, fresh_inputs, scheme)
-    failures = [error.describe() for error in errors if not error.passed]
+        errors = spec.judge(tensors, expected_outputs, fresh_inputs, scheme)
+    failure_texts = [error.describe() for error in errors if not error.passed]
     if checked_elements == 0:
-        failures.append("the CTAs that ran wrote nothing of the outputs")
-    status = "INCORRECT" if failures or races else "OK"
+        failure_texts.append("the CTAs that ran wrote nothing of the outputs")
+    status = "INCORRECT" if failure_texts or races else "OK"
     remark = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
     if errors and not launches.launched and sum(output.numel() for output in tensors):
-        status, remark = "INCORRECT" if failures else "INVALID", "torch computed it: no kernel was launched"
+        status, remark = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
     elif errors and launches.ran == launches.of and not spec.mutates:
         stored = sum(result.bytes.hbm_write for result in launches.results)
         if stored < nbytes(*tensors):
             remark = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
-    reason = "; ".join(failures) or (f"race: {races[0]}" if races else remark)
+    reason = "; ".join(failure_texts) or (f"race: {races[0]}" if races else remark)
     return {
         "status": status,
         "reason": reason,
@@ -107,7 +107,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
-    """Returns a mask of the output elements that launches wrote.  It uses addresses, so a written NaN counts too."""
+    """Returns a mask of the output elements that launches wrote.  The mask comes from addresses, not from values."""
     storage = output.untyped_storage()
     written_bytes = torch.zeros(storage.nbytes(), dtype=torch.bool)
     for addresses, size in (stored_item for result in results for stored_item in result.stored):

@@ -35,30 +35,30 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
     std_flag = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.CXX_STANDARD,)
     flags = (f"--gpu-architecture={ARCHITECTURE}", *std_flag, "-lineinfo", *options, *(f"-I{path}" for path in headers))
     nvrtc: Any = _cuda._nvrtc()
-    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    nvrtc_program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, flags)
-        ptx = nvrtc.getPTX(program)
+        nvrtc.compileProgram(nvrtc_program, flags)
+        ptx = nvrtc.getPTX(nvrtc_program)
         return str(ptx.decode() if isinstance(ptx, bytes) else ptx).replace("\0", "")
     except nvrtc.NVRTCError as error:
-        raise _cuda.CudaCompileError(_cuda._log(nvrtc, program) or str(error)) from error
+        raise _cuda.CudaCompileError(_cuda._log(nvrtc, nvrtc_program) or str(error)) from error
     finally:
-        nvrtc.destroyProgram(program)
+        nvrtc.destroyProgram(nvrtc_program)
 
 
 @contextmanager
 def emulation() -> Iterator[None]:
     """Lets compiled kernels accept CPU tensors inside `with`.  The caller must pass their launches to the emulator."""
-    old_value, _device.is_emulated = _device.is_emulated, True
+    was_emulated, _device.is_emulated = _device.is_emulated, True
     try:
         yield
     finally:
-        _device.is_emulated = old_value
+        _device.is_emulated = was_emulated
 
 
 @contextmanager
 def emulating(**options: Any) -> Iterator[Emulation]:
-    """Does the same as `emulator.emulating`, with the same options, and also emulates Rooflab's own kernels."""
+    """Works like `emulator.emulating`, with the same options.  Also emulates the launches of Rooflab's own kernels."""
     with emulator.emulating(**options) as emulation_run, emulation(), emulating_cuda(emulation_run.run):
         yield emulation_run
 
@@ -81,8 +81,8 @@ def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
 def emulating_cuda(handle: Handle) -> Iterator[None]:
     """Passes each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
-    The class itself is changed, so it does not matter how a file imports the kernels.  `handle` gets the arguments of
-    the launch, with CPU tensors.  Raises `ValueError` on arguments that a real launch would refuse."""
+    Patches the class itself, so that every import of the class is covered.  `handle` gets the arguments of the launch,
+    with CPU tensors.  Raises `ValueError` on arguments that a real launch would refuse."""
     original_call = _cuda.CudaKernel.__call__
 
     def instead(

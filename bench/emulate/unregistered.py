@@ -21,12 +21,12 @@ def run(
 ) -> Answer:
     """Emulates one call of `function`, and returns its launches.
 
-    Compares the result with that of `reference` on the same inputs in fp64.  `options` are the options of `emulating`.
+    Compares the result with the result of `reference` on fp64 inputs.  `options` are the options of `emulating`.
 
     Raises `ValueError` if the inputs are not the function's parameters, or if the function launches no kernel."""
-    for candidate in (function, reference):
-        if candidate is not None:
-            check_named(candidate, inputs)
+    for checked_function in (function, reference):
+        if checked_function is not None:
+            check_named(checked_function, inputs)
     arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 

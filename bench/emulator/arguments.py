@@ -61,9 +61,9 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
         signature = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
         raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({signature}), got {len(args)}")
     packed_bytes = b""
-    for position, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
-        if position < len(names):
-            parameter = replace(parameter, name=names[position])
+    for arg_index, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
+        if arg_index < len(names):
+            parameter = replace(parameter, name=names[arg_index])
         packed_bytes += bytes(-len(packed_bytes) % parameter.align)
         packed_bytes += _packed(value, parameter, memory)
     return packed_bytes

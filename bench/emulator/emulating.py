@@ -51,9 +51,9 @@ class Emulation(Launches):
     @property
     def findings(self) -> list[Finding]:
         """Returns the faults of all launches, races first."""
-        fields = (("race", "races"), ("note", "notes"))
+        kinds = (("race", "races"), ("note", "notes"))
         findings = [
-            Finding(kind, x.kernel, text) for kind, name in fields for x in self.results for text in getattr(x, name)
+            Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
         ]
         return list(dict.fromkeys(findings))
 
@@ -86,13 +86,12 @@ def emulating(
 
     Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
     An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
-    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  If kernels access
-    tensors by pointers in memory, and these pointers are older than the block, list the tensors in `memory`.  If `ctas`
-    is given, only the first CTA, the last CTA and `ctas` other CTAs run.
+    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` lists
+    tensors that kernels access by pointers, if these pointers were stored before the block.  If `ctas` is given, only
+    the first CTA, the last CTA and `ctas` other CTAs run.
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
-    names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config has the wanted values.
-    """
+    names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
     emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
         with (
@@ -130,5 +129,5 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
         return None
     tail = users_part(trace.tb_next)
     file = trace.tb_frame.f_code.co_filename
-    foreign = file.startswith(PACKAGE_FOLDER) or "/triton/" in file or "/torch/" in file
-    return tail if foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    is_foreign = file.startswith(PACKAGE_FOLDER) or "/triton/" in file or "/torch/" in file
+    return tail if is_foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

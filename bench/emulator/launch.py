@@ -47,11 +47,11 @@ def emulate(
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
     `compiled` is a `PtxLaunch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes.  They count CTAs; for a Triton kernel
-    they count programs of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other
-    seed makes the order of warps and copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If
-    `ctas` is given, the result lists the stores of these CTAs.  `unwritten` are argument tensors without valid
-    contents; reading them is an error.  `memory` are further tensors that the kernel accesses by pointers.  With
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs.  For a Triton kernel, the sizes
+    are in programs of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other seed
+    makes the order of warps and copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If `ctas`
+    is given, the result lists the stores of these CTAs.  `unwritten` are argument tensors without valid contents;
+    reading them is an error.  `memory` are further tensors that the kernel accesses by pointers.  With
     `short_accumulator`, fp8 matrix multiplications accumulate with about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
@@ -82,8 +82,8 @@ def emulate(
         mark_unwritten(global_memory, tensor)
     block, cluster = _sizes(program.kernel, compiled, sizes)
     layout = _layout(program.kernel, global_memory)
-    dynamic = _dynamic_shared(compiled, layout)
-    run = Run(program, sizes, block, cluster, global_memory, params, layout, dynamic, checks, seed, short_accumulator)
+    dyn_bytes = _dynamic_shared(compiled, layout)
+    run = Run(program, sizes, block, cluster, global_memory, params, layout, dyn_bytes, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
     ptx_text, name = compiled.ptx, program.kernel.name
     execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(ptx_text, name))
@@ -130,13 +130,13 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: SizeTriple) -> tuple[Size
 
 
 def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
-    (dynamic,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
-    static, total = layout.static_shared, layout.static_shared + dynamic
-    if dynamic < 0 or total > SHARED_LIMIT:
+    (dyn_bytes,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
+    static, total = layout.static_shared, layout.static_shared + dyn_bytes
+    if dyn_bytes < 0 or total > SHARED_LIMIT:
         raise ValueError(
             f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {total}, of which {static} are the kernel's own"
         )
-    return dynamic
+    return dyn_bytes
 
 
 def _three(name: str, sizes: Sequence[int]) -> SizeTriple:
@@ -192,7 +192,7 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
     value >>= (reference.mask & -reference.mask).bit_length() - 1
     allocation = memory.find(addresses[variable.name])
     assert allocation is not None
-    first_byte = addresses[variable.name] - allocation.base + reference.at
-    allocation.view(1)[first_byte : first_byte + reference.size] = np.frombuffer(
+    byte_offset = addresses[variable.name] - allocation.base + reference.at
+    allocation.view(1)[byte_offset : byte_offset + reference.size] = np.frombuffer(
         (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )

@@ -30,9 +30,9 @@ _EMPTY_FUNCTIONS = (
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records tensors from `torch.empty` and similar functions until another torch function uses them.
+    """Records tensors without valid contents, from `torch.empty` and similar functions.  It is a torch dispatch mode.
 
-    It is a torch dispatch mode.  A view shares the memory and does not count as a use."""
+    A tensor is recorded until another torch function uses it.  A view shares the memory and does not count as a use."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -170,7 +170,7 @@ class Launches:
 
 @contextmanager
 def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Passes every launch of Triton and Gluon to `launches`.  `configs` is passed on to `emulating_triton`.
+    """Passes every launch of Triton and Gluon to `launches`.  `configs` selects the configs of autotuned kernels.
 
     Raises `RuntimeError` in a process that interprets Triton's kernels."""
     if os.environ.get("TRITON_INTERPRET", "0") == "1":

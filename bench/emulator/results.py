@@ -19,7 +19,7 @@ from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, SizeTripl
 
 @dataclass(frozen=True)
 class Bytes:
-    """Counts the bytes that a launch moved.  Each accessed L2 sector counts with its full 32 bytes."""
+    """Counts the bytes that a launch moved.  Fields for HBM and sectors count 32 bytes for each accessed L2 sector."""
 
     hbm_read: int = 0
     """Bytes of the sectors that were read at least once: the least that HBM must deliver, if L2 keeps everything."""
@@ -207,7 +207,7 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Removes races that repeat another race at other addresses or actors, as in an unrolled loop."""
+    """Returns the races without repetitions: races of one kind at the same source lines, as in an unrolled loop."""
     first_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
         first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)

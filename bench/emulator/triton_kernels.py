@@ -108,7 +108,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """Returns a number as Triton's launcher passes it.  A type annotation may make it a float or a narrower float."""
+    """Returns a number as Triton's launcher passes it.  If `kind` is a float type, converts the number to it."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -161,7 +161,7 @@ def emulating_triton(
         self._run = partial(_launched, self)
 
     def missing(self: Any, name: str) -> int:
-        """Returns what Triton knows of a loaded kernel: the number of registers, spilled words or maximum threads."""
+        """Returns a number that Triton knows of a loaded kernel: its registers, spilled words or maximum threads."""
         if name not in ("n_regs", "n_spills", "n_max_threads"):
             raise AttributeError(name)
         usage_match = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
@@ -171,10 +171,10 @@ def emulating_triton(
 
     def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        choices = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        config_choices = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
         old_contents = {} if configs is None else _contents([*args, *kwargs.values()])
-        for config in choices[:1] if configs is None else configs(choices, {**self.nargs, **kwargs}):
+        for config in config_choices[:1] if configs is None else configs(config_choices, {**self.nargs, **kwargs}):
             if kernel is not None:  # the next config starts with the same contents as the first config
                 for address, old_bytes in old_contents.items():
                     ctypes.memmove(address, old_bytes, len(old_bytes))
@@ -185,23 +185,23 @@ def emulating_triton(
         return kernel
 
     CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
-    _handles.append(handle)
+    _launch_handlers.append(handle)
     try:
         with driven_by(FakeDriver(sm, properties, "cuda:0")):
             yield
     finally:
-        _handles.pop()
+        _launch_handlers.pop()
         CompiledKernel._init_handles, Autotuner.run = old_init_handles, old_tuner_run
         del CompiledKernel.__getattr__
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """Returns the bytes of tensors by address.  Reads them without torch, because each use by torch is counted."""
+    """Returns the bytes of tensors by address.  Reads them without torch, because the emulator counts torch's reads."""
     storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
-_handles: list[Handle] = []
+_launch_handlers: list[Handle] = []
 """The handles of the open contexts.  A kernel keeps its launcher, so the launcher looks up the newest handle here."""
 
 
@@ -211,7 +211,7 @@ def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
     argument_kinds = list(kernel.src.signature.values())
     if len(args) == len(argument_kinds):
         args = tuple(value for value, kind in zip(args, argument_kinds, strict=True) if kind != "constexpr")
-    if not _handles:
+    if not _launch_handlers:
         raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
     if x * y * z:
-        _handles[-1](kernel, (int(x), int(y), int(z)), list(args))
+        _launch_handlers[-1](kernel, (int(x), int(y), int(z)), list(args))

@@ -64,13 +64,13 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
 
     path = path_of(model)
     source = path.parent if path.is_file() else path
-    options = {"local_files_only": True} | ({"gguf_file": path.name} if path.is_file() else {})
+    load_options = {"local_files_only": True} | ({"gguf_file": path.name} if path.is_file() else {})
     tokenizer = Tokenizer(path)
     logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
-            hf_tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
+            hf_tokenizer = AutoTokenizer.from_pretrained(source, **load_options)
+            hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **load_options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
     encodings = [(text, tokenizer.encode(text), hf_tokenizer(text)["input_ids"]) for text in TEXTS]

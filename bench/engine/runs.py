@@ -56,7 +56,7 @@ class EngineRun:
 
     @property
     def reason(self) -> str:
-        """Returns why the status is not OK, or an empty text if it is."""
+        """Returns why the status is not OK, or an empty text if it is OK."""
         return self.fault or self.noise
 
 
@@ -71,7 +71,7 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
-    """Runs prompts that all arrive at once.  ITLs in a batch always vary, so only waiting threads count as noise."""
+    """Runs prompts that all arrive at once.  ITLs then always vary, so only waiting threads make the run NOISY."""
     clock_fault, start_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
     return _run(outputs, why_noisy((), waiting_since(start_times)), clock_fault)
@@ -119,7 +119,7 @@ def generate_one(
 ) -> dict[str, Any]:
     """Answers one prompt, and shows the text as it comes.  Writes a record into the folder `out`, if it is given.
 
-    The result has no times if Triton's interpreter runs kernels, because they would be the interpreter's times."""
+    The result has no times if Triton's interpreter runs kernels, because its times say nothing about the kernels."""
     has_times = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
     if has_times:
         warm_up(llm)

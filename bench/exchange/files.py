@@ -161,7 +161,7 @@ def file_time(path: Path) -> str:
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
-_ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
+_ESCAPE_TABLE = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
@@ -176,7 +176,7 @@ def make_case(values: Mapping[str, Any]) -> Case:
         while key in parameters:
             key += "_"
         scalar_value = value if isinstance(value, Scalar) else str(value)
-        parameters[key] = scalar_value.translate(_ESCAPED) if isinstance(scalar_value, str) else scalar_value
+        parameters[key] = scalar_value.translate(_ESCAPE_TABLE) if isinstance(scalar_value, str) else scalar_value
     return Case(**parameters)
 
 
@@ -195,7 +195,7 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """Splits records into bench records with a latency, and records to skip, each with the reason for this.
+    """Splits records into two lists: bench records with a latency, and skipped records, each with the reason.
 
     Raises `ValueError` if no bench record has a latency."""
     timed_records, skipped = [], []

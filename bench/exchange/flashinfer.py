@@ -57,7 +57,7 @@ AUXILIARY = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 
 @dataclass(frozen=True)
 class Axis:
-    """Describes a dimension of a definition: a `const` axis has a value; a `var` axis gets it from a workload."""
+    """Describes a dimension of a definition.  A `const` axis has a size; a `var` axis gets its size from a workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -112,7 +112,7 @@ class Definition:
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Returns the Rooflab op that computes the definition, with an empty text; or None, with the reason."""
+        """Returns the Rooflab op that computes the definition, and an empty text.  Without one: None and the reason."""
         inputs_by_op = {op: inputs for op, (prefixes, inputs) in OPS.items() if self.op_type.startswith(prefixes)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
         if not inputs_by_op:
@@ -143,12 +143,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """Returns Rooflab's name of the definition's float dtype, or None if it has several or an unknown one."""
+        """Returns Rooflab's name of the definition's float dtype.  Returns None for several or an unknown dtype."""
         names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns the case of a call: Rooflab's sizes for a gemm or norm, else the definition's name and `axes`."""
+        """Returns a call's case (names and values).  Gemms and norms give sizes; others give their name and `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -163,7 +163,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """Returns a table row: the definition's name, type and traces, and its Rooflab op or the reason for none."""
+        """Returns a table row: the definition's name, type and traces, and its Rooflab op or why it has none."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}

@@ -71,15 +71,15 @@ class Published:
 
     def summary(self) -> dict[str, Any]:
         """Returns the results of the import as JSON values."""
-        tables = [each.row() | {"left_out": each.below} for each in self.placed]
+        tables = [placed_table.row() | {"left_out": placed_table.below} for placed_table in self.placed]
         return {"rows": self.read, "tables": tables, "no_place": dict(self.left)}
 
 
 def read_published(paths: Sequence[Path]) -> Published:
     """Reads tables from wheels or folders of aiconfigurator-core, files described in `sources/`, or TOML descriptions.
 
-    A description reads the data files in its own folder.  Raises `ValueError` if there is no path, on any other file,
-    on a file that cannot be read, on a missing column, and on impossible times."""
+    For a TOML description, reads the data files in its folder.  Raises `ValueError` if there is no path, on any other
+    file, on a file that cannot be read, on a missing column, and on impossible times."""
     published = Published()
     if not paths:
         raise ValueError(f"path: expected {ANY_PATH}, got none")
@@ -129,7 +129,7 @@ def _matches(name: str, pattern: str) -> bool:
     brace_match = re.search(r"\{([^}]*)\}", pattern)
     if brace_match is None:
         return fnmatch(name, pattern)
-    return any(_matches(name, pattern.replace(brace_match[0], choice)) for choice in brace_match[1].split(","))
+    return any(_matches(name, pattern.replace(brace_match[0], option)) for option in brace_match[1].split(","))
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
@@ -274,8 +274,8 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
     """Returns a table with the median time of each shape.  Leaves out times below the roofline bound."""
     times = rows.groupby(columns)["us"].median()
     plausible_rows, below_bound = [], []
-    for values, us in times.items():
-        key = values if isinstance(values, tuple) else (values,)
+    for axis_values, us in times.items():
+        key = axis_values if isinstance(axis_values, tuple) else (axis_values,)
         shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
         bound_us = table.least_s(shape, cached=True) * 1e6
         if us >= bound_us:
@@ -294,7 +294,7 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 
 
 def selected(published: Published) -> list[Placed]:
-    """Returns the tables that the descriptions select.  Each table comes from the newest version of its library."""
+    """Returns the tables that the descriptions select.  Of each library, keeps only the newest version."""
     newest_versions: dict[tuple[str, ...], Version] = {}
     candidates = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
     for library, version, _ in candidates:

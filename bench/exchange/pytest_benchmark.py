@@ -142,9 +142,9 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """Returns what a benchmark measured: its case, and its op and kernel.  A file of our exporter gives all three.  In
-    any other file, the case is the parameters, and the op is the group (or the function).  The kernel is the full name
-    without parameters."""
+    """Returns what a benchmark measured: its case, op and kernel.  A file of our exporter gives all three.  In any
+    other file, the test's parameters make the case, and the group (or the function) is the op.  The kernel is the
+    test's full name without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
@@ -156,8 +156,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of the parameters and the test's id.  The id is left out if it is only the values joined by `-`, and
-    the case's text can be parsed.  Parameters that have no text, such as objects, differ only in the id."""
+    """Makes a case of the parameters and the id of a test.  Leaves out an id that only joins the values by `-`, if the
+    case's text can be parsed.  Otherwise keeps the id: objects and other parameters without text differ only in it."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
@@ -228,8 +228,9 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    The format holds one result per name: the newest run is written, with its fastest config.  Raises `ValueError` if
-    the records are of several machines, which the format cannot hold, or if no record is left."""
+    The format holds one result per name.  So only the newest run is written, with its fastest config.  Raises
+    `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
+    """
     timed_records, skips = timed(records)
     skips += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
     timed_records = [record for record in timed_records if record.samples]
@@ -237,9 +238,9 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     written_records = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is record]
     other_runs = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
     skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in other_runs]
-    machines = dict.fromkeys(machine_of(record) for record in timed_records)
-    if len(machines) != 1:
-        names = ", ".join(machines) or "none"
+    machine_names = dict.fromkeys(machine_of(record) for record in timed_records)
+    if len(machine_names) != 1:
+        names = ", ".join(machine_names) or "none"
         raise ValueError(f"machine: expected records of one, with samples, got {names}; choose by --machine or file")
     newest_record = max(written_records, key=lambda record: record.timestamp)
     values = {
@@ -273,13 +274,13 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the machine under pytest-benchmark's keys and under ours.  `node` holds our key, not the host name."""
-    system, _, machine = str(environment.get("os") or "").partition(" ")
+    """Returns the machine under pytest-benchmark's keys and ours.  `node` holds our machine key, not the host name."""
+    os_name, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
         "processor": environment.get("cpu") or "",
         "machine": machine,
-        "system": system,
+        "system": os_name,
         "release": "",
         "python_compiler": "",
         "python_implementation": "",

@@ -60,8 +60,8 @@ def read_tritonbench(path: Path) -> files.Imported:
     Raises `ValueError` with the file and the place if the file is not from tritonbench."""
     text = files.read_text(path)
     values = files.parse_json(text, path.name)
-    is_bare = isinstance(values, dict) and "metrics" not in values
-    file = decoded(TritonbenchFile, {"metrics": values} if is_bare else values, path.name)
+    has_only_metrics = isinstance(values, dict) and "metrics" not in values
+    file = decoded(TritonbenchFile, {"metrics": values} if has_only_metrics else values, path.name)
     environ = file.environ or {}
     date_text = environ.get("benchmark_date")
     iso_date = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date_text))  # tritonbench writes `20250815103000`, or ISO 8601
@@ -77,10 +77,10 @@ def read_tritonbench(path: Path) -> files.Imported:
 def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     values = {key: str(value) for key, value in around.items() if value and value != "unknown"}
     device = values.get("device")
-    commits = {key: value for key, value in values.items() if key.endswith(("_commit", "_branch"))}
+    revisions = {key: value for key, value in values.items() if key.endswith(("_commit", "_branch"))}
     cuda_version = values.get("cuda_version")
     return files.environment(
-        TOOL, device or "unknown", device, torch=None, cuda=cuda_version, file=name, revisions=commits or None
+        TOOL, device or "unknown", device, torch=None, cuda=cuda_version, file=name, revisions=revisions or None
     )
 
 
@@ -116,7 +116,7 @@ def _case(text: str) -> Case:
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of one implementation on one input.  Adds nothing without a time and without a failure."""
+    """Adds the record of one implementation on one input.  Skips a result that has neither a time nor a failure."""
     metrics: dict[str, float] = {}
     text_by_metric: dict[str, str] = {}
     for name, value in reading.cells.items():
@@ -134,9 +134,9 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
     metrics = source.finite(metrics, reading.place)
     values: dict[str, Any] = {"status": status, "reason": reason}
     values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
-    for name, (record_field, factor) in FIELDS.items():
+    for name, (record_field, unit_factor) in FIELDS.items():
         if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
-            values[record_field] = metrics.pop(name) * factor
+            values[record_field] = metrics.pop(name) * unit_factor
     source.add(reading.place, reading.case, latency_ms if status == "OK" else None, values)
 
 

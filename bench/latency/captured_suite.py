@@ -83,7 +83,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def explained(self) -> float:
-        """Returns the share of the model's time that known ops explain.
+        """Returns the share of the model's time that is spent in calls that Rooflab's ops could compute.
 
         The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
         is not included."""
@@ -136,8 +136,8 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
         names = [argument.name for argument in func._schema.arguments]
         return _attention({**dict(zip(names, args, strict=False)), **kwargs})
     if operator is _ATEN.embedding:
-        weight, ids = args[:2]
-        return _key("embedding", weight.dtype, T=ids.numel(), V=weight.shape[0], H=weight.shape[1])
+        weight, token_ids = args[:2]
+        return _key("embedding", weight.dtype, T=token_ids.numel(), V=weight.shape[0], H=weight.shape[1])
     return None
 
 

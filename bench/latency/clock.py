@@ -112,20 +112,20 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
     )
     runner = _Runner(model)
-    core = Core(scheduler, cast(Any, runner))
+    engine_core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
     due_times, now_s = deque(offsets), 0.0
     arrivals, token_times = list[float](), [list[float]() for _ in prompts]
-    while due_times or core.has_work:
+    while due_times or engine_core.has_work:
         while due_times and due_times[0] <= now_s:
             sequence = _sequence(len(arrivals), prompts[len(arrivals)], due_times[0])
             arrivals.append(due_times.popleft())
             scheduler.check(sequence)
             scheduler.submit(sequence)
-        if not core.has_work:
+        if not engine_core.has_work:
             now_s = due_times[0]
             continue
-        sequences = core.step()
+        sequences = engine_core.step()
         now_s += runner.seconds
         for sequence in sequences:
             token_times[sequence.request_id].append(now_s + delay_s)
@@ -137,24 +137,24 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
             scheduled_s=due_s,
             free_s=due_s,
             sent_s=due_s,
-            first_byte_s=tokens_s[0],
-            end_s=tokens_s[-1],
-            chunks=tuple(StreamEvent(time_s, "text", 1) for time_s in tokens_s),
+            first_byte_s=token_times_s[0],
+            end_s=token_times_s[-1],
+            chunks=tuple(StreamEvent(time_s, "text", 1) for time_s in token_times_s),
             asked_prompt_tokens=prompt.tokens,
             asked_output_tokens=prompt.output_tokens,
             prompt_tokens=prompt.tokens,
-            output_tokens=len(tokens_s),
+            output_tokens=len(token_times_s),
             finish_reason="length",
         )
-        for request_index, (prompt, due_s, tokens_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
+        for request_index, (prompt, due_s, token_times_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
     ]
-    last_arrival, case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
-    return Trace(0.0, plan.warmup_s, last_arrival, phased(requests, plan.warmup_s, last_arrival), case)
+    last_arrival_s, case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
+    return Trace(0.0, plan.warmup_s, last_arrival_s, phased(requests, plan.warmup_s, last_arrival_s), case)
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
     """Compares two traces.  Returns, per metric, both values and the difference in percent of the measured value."""
-    names = [f"{kind}_{q}_ms" for kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
+    names = [f"{latency_kind}_{q}_ms" for latency_kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
     ours, measured_summary, rows = summarize(simulated), summarize(measured), []
     for name in (*names, "output_tokens_per_s"):
         if name in ours and name in measured_summary:

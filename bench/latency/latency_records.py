@@ -61,7 +61,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
-    """Makes a record of the engine.  Measured times are from the host's clock, unless `fields` has a `timer`."""
+    """Makes a record of the engine.  The timer of measured times is the host's clock, unless `fields` has a `timer`."""
     return Record(
         kind="engine",
         run_id=run_id,

@@ -6,9 +6,7 @@ ledger, the times are published times or bounds.
 
 On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
 an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
-graphs if the engine has graphs.  The ITL is then shorter than such a step.
-
-On a CPU a decode step is the engine's replayed step (`engine/graphs.py`).  C++ reads a clock around each launch.
+graphs if the engine has graphs.  So the ITL may be shorter than a step of the ledger.
 """
 
 from __future__ import annotations
@@ -119,7 +117,7 @@ class Ledger:
 
     @property
     def residual(self) -> float:
-        """Returns the step's time minus the times of its ops, the host and the timers, as a share of the step.
+        """Returns the share of the step's time that the rows do not explain: `(step - ops - host + timers) / step`.
 
         The residual of one step is 0, because the host's time is the rest of the step.  With medians of many steps it
         may differ from 0."""
@@ -332,9 +330,9 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Plans how the sequences of a decode batch start: returns groups of prompts in starting order.  A group is its
-    number of prompts, the tokens of each prompt, and the tokens that each prompt decodes before the last group's
-    prefill.  In the end, all sequences have `context` tokens.
+    """Plans the prefills before a decode step of `batch` sequences.  Returns groups of prompts in the order of their
+    start.  A group is `(prompts, tokens of each prompt, tokens that each sequence decodes during the prefills of later
+    groups)`.  In the end, all sequences have `context` tokens.
 
     Raises `ValueError` if the context is too short for these groups."""
     scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
@@ -342,12 +340,12 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
         length = context - 1 - later_tokens
         if length < 1:
             raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
-        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        count = min(remaining_prompts, max(1, room_tokens // length))
+        free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        count = min(remaining_prompts, max(1, free_tokens // length))
         remaining_prompts -= count
         groups.append((count, length, later_tokens))
-        room_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        later_tokens += math.ceil(count * length / room_tokens)
+        free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        later_tokens += math.ceil(count * length / free_tokens)
     return groups[::-1]
 
 

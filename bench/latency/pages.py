@@ -32,7 +32,7 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     folder, environment = records.parent, Environment.now()
     facts: Any = environment.to_dict()
     on_gpu = lab.engines[-1][2] == "cuda"
-    machine = facts["gpu"]["name"] if on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
+    machine_name = facts["gpu"]["name"] if on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
     # A model and a folder have their names alone, as a path means nothing to the reader.
     command_options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
     command_options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
@@ -41,7 +41,7 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",
-        f"Made by `{command}` on {machine}, torch {facts['torch']}. {where(environment)} The numbers are also in "
+        f"Made by `{command}` on {machine_name}, torch {facts['torch']}. {where(environment)} The numbers are also in "
         f"[{records.name}]({records.name}), a record for each study. Full lines are measured, a band is the 20th to "
         "the 80th percentile, dashed lines are predicted.",
         "",

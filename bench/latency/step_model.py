@@ -52,11 +52,11 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x` between its values at two grid points.  No point is above `most`."""
+    """Interpolates `function` linearly at `x` between two grid points.  `most` replaces a grid point above it."""
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
-    low, high = (min(_GRID_POINTS[point], most) for point in (index - (_GRID_POINTS[index] > x), index))
+    low, high = (min(_GRID_POINTS[grid_index], most) for grid_index in (index - (_GRID_POINTS[index] > x), index))
     low_value = function(low)
     return low_value if low == high else low_value + (function(high) - low_value) * (x - low) / (high - low)
 
@@ -73,12 +73,12 @@ _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_at
 class KernelTimes:
     """Models a step's time as the sum of its kernels' times and the host's time.
 
-    A kernel's time is published (`roofline/step_times.py`) or a bound.  The times of the output head and of sampling
-    depend on the number of sampled tokens.  Attention in decode depends on the number of sequences and their mean
-    context.  The attention time of a chunk is the difference between two whole prompts.  All other ops depend on the
-    number of tokens.  Between the points of a grid, times are linear.  Beyond the longest published context, attention
-    takes its bound, times the ratio of time to bound at that context.  A bare bound would be shorter than a published
-    time for less work.
+    A kernel's time is published (`roofline/step_times.py`) or a bound.  Between the points of a grid, times are linear.
+    The times of the output head and of sampling depend on the number of sampled tokens.  Attention in decode depends on
+    the number of sequences and their mean context.  Attention of a prompt's chunk takes the time up to the chunk's end,
+    minus the time up to its start.  All other ops depend on the number of tokens.  Beyond the longest published
+    context, attention takes its bound, times the ratio of time to bound at that context.  The bound alone would be
+    shorter than a published time for less work.
 
     Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
@@ -144,7 +144,7 @@ class KernelTimes:
             size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
             reduce_s = reduce_calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
             op_times.append(("all_reduce", "all_reduce", reduce_calls, 1e3 * reduce_s))
-        return [OpTime(*fields, "bound", "") for fields in op_times]
+        return [OpTime(*op_fields, "bound", "") for op_fields in op_times]
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds that a step takes."""
@@ -198,7 +198,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     step_seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / step_seconds[:, None], np.ones(len(rows)))
     step_gaps = [next_row["begin_s"] - row["end_s"] for row, next_row in itertools.pairwise(rows)]
-    busy_gaps = [gap for gap, row in zip(step_gaps, rows, strict=False) if row["running"] and gap < 0.1]
+    busy_gaps = [gap_s for gap_s, row in zip(step_gaps, rows, strict=False) if row["running"] and gap_s < 0.1]
     return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy_gaps)) if busy_gaps else 0.0)
 
 

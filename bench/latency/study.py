@@ -1,4 +1,4 @@
-"""Defines a study: a common claim, a calculated prediction, a measurement on this machine, and a verdict."""
+"""Defines a latency study.  A study tests a well-known claim with a prediction and a measurement on this machine."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def at_most(number: float, holds: float, part: float) -> Verdict:
 
 
 def worst(*verdicts: Verdict) -> Verdict:
-    """Returns the worst of several verdicts.  Each part of a claim has a verdict, and every part must hold."""
+    """Returns the worst of several verdicts, one for each part of a claim.  A claim holds only if every part holds."""
     return max(verdicts, key=get_args(Verdict).index)
 
 

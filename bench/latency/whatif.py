@@ -69,7 +69,7 @@ class PhaseChange:
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
-    """Predicts a step's time for each op in `factors`, if the time of its kernel is multiplied by `factors[op]`."""
+    """Predicts the step time if one op's time is multiplied by `factors[op]`.  Returns a prediction for each op."""
     phase_changes = []
     for op, factor in factors.items():
         if ms := ledger.ms_of(op):
@@ -89,10 +89,11 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     """Predicts and measures the time of an engine step if `kernel` computes `op`.  The engine `llm` uses the present
     kernel.  The engine `other` uses `kernel`.
 
-    The prediction adds the time difference of the two kernels to the step time, for each call.  Both kernels are timed
-    outside the engine with the shapes of the call.  On a GPU, and for matrix products on a CPU, the cache is empty.
-    For other ops on a CPU, the timer first reads as many bytes as one layer's weights.  A prediction by the ratio of
-    the kernels' times would also scale the other costs of the call: it predicted +13% for a norm that measured +4%.
+    The predicted time is the present step time plus the time difference of the two kernels, for each call of `op`.
+    Both kernels are timed outside the engine with the shapes of the call.  The cache is empty on a GPU, and for matrix
+    products on a CPU.  For other ops on a CPU, the timer first reads as many bytes as one layer's weights.  The ratio
+    of the kernels' times is not used, because it would also scale other costs of the call: for a norm it predicted
+    +13%, but +4% was measured.
 
     Returns None if a step of this kind does not call the op."""
     is_prefill = kind == "prefill"
@@ -108,15 +109,15 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     change = _predicted(old_step, op, current.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[current.name])
     rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
     steps = rounds * steps_per_round + 1
-    with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as new_step:
-        steps_and_samples = (first, base_seconds := list[float]()), (new_step, new_seconds := list[float]())
-        first(), new_step()
+    with stepping(llm, kind, batch, context, steps) as old_fn, stepping(other, kind, batch, context, steps) as new_step:
+        steps_and_samples = (old_fn, base_seconds := list[float]()), (new_step, new_seconds := list[float]())
+        old_fn(), new_step()
         for _ in range(rounds):
             for step, seconds in steps_and_samples:
                 seconds += [seconds_of(step) for _ in range(steps_per_round)]
     unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
-    differs = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
-    noise = f"the second engine has another kernel for {', '.join(differs)} too" if differs else change.noise
+    other_ops = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
+    noise = f"the second engine has another kernel for {', '.join(other_ops)} too" if other_ops else change.noise
     noise = noise or why_noisy(base_seconds, waiting_since(start_times)) or why_noisy(new_seconds, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(new_seconds) / statistics.median(base_seconds)
@@ -155,23 +156,23 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
     """Returns the median seconds of each call on a CPU.  The calls are interleaved.  Before each call the function
     reads as many bytes as the weights of one layer.
 
-    The usual benchmark also empties the last-level cache before each call.  But in a real step this cache holds the
-    kernel's code and inputs.  For kernels with several small calls, the usual benchmark measured twice the time of the
+    The usual benchmark empties the last-level cache before each call.  But in a real step this cache holds the code and
+    the inputs of the kernel.  So for ops with several small calls, the usual benchmark measured twice the time of the
     real step."""
     parameter_counts = llm.arch.parameters()
     weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(TIMED_CALLS + 2):
+    for repeat_index in range(TIMED_CALLS + 2):
         for name, call in calls.items():
             weights.sum()
             seconds = seconds_of(call)
-            if repeat >= 2:
+            if repeat_index >= 2:
                 samples[name].append(seconds)
     return {name: statistics.median(seconds) for name, seconds in samples.items()}
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel accepts.  The weight of a matrix product is in the kernel's layout."""
+    """Returns the inputs that the kernel accepts.  The weight of a matrix product is packed in the kernel's layout."""
     accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         other_inputs = {name: value for name, value in inputs.items() if name != "b"}

@@ -31,8 +31,8 @@ ERROR_PREFIXES = (b"error:", b'{"error"')
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """Yields the server-sent events of a stream.  An event has its data, the arrival time of its last byte, and whether
-    it is an error event.  Parsing follows the WHATWG standard.
+    """Yields the server-sent events of a stream.  Parsing follows the WHATWG standard.  Each event has the arrival time
+    of its last byte, its data, and whether it is an error event.
 
     Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event.  At the
     end of the stream the empty line may be missing, because some servers close the connection without it.  Events
@@ -58,7 +58,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
 
 
 def read_answer(shot: Shot) -> Request:
-    """Converts the answer in `shot` into a request of the trace.  The field `error` says why a request failed."""
+    """Makes a request of the trace from `shot`, which has the answer.  The field `error` says why a request failed."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
@@ -152,11 +152,11 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """Returns the chunks of the request's answers.  A chunk has a number of tokens if this number is known.
+        """Returns the chunks of all answers to the request.  A chunk has its number of tokens if this number is known.
 
-        Some servers send the total number of tokens so far with each chunk.  The number of tokens in a chunk is then
-        the difference of two totals.  If there is only one total, it counts for the whole answer.  The totals are
-        ignored if they decrease, if they are zero after a text, or if they sum several answers."""
+        Some servers send a running total of tokens with each chunk.  Then the number of tokens in a chunk is the
+        difference of two totals.  The totals are not used if an answer has fewer than two totals, or if a text has no
+        total.  They are also not used if they decrease, are zero after a text, or sum over several answers."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         last_totals: dict[int, int] = {}
         for answer in self.reasons:
@@ -176,7 +176,7 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Returns whether the parsed event is a chunk with fields of the right types.  Null counts as a missing field."""
+    """Returns whether the parsed event is a chunk.  Its fields have the right types, or are null or missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)

@@ -1,4 +1,4 @@
-"""Draws the arrival times of requests for an open loop, in which requests do not wait for earlier answers."""
+"""Draws random arrival times of requests for an open loop, in which requests do not wait for earlier answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Arrivals:
 
     def offsets(self, count: int, random: np.random.Generator) -> list[float]:
         """Draws random arrival times for `count` requests, in seconds.  The last arrival time is random too.  vLLM
-        scales all times to end at `count / rate` seconds, which changes the distribution of the gaps."""
+        scales all times so that the last is `count / rate`.  This changes the distribution of the gaps."""
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":

@@ -1,4 +1,4 @@
-"""Finds the causes of long gaps between two tokens.  Uses the engine steps that our server reports (`GET /steps`)."""
+"""Finds the causes of long gaps between two tokens, from the engine steps of Rooflab's server (`GET /steps`)."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def spikes(trace: Trace) -> list[Spike]:
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the cause of a gap between two tokens.  If there is a preemption in the gap, it counts as the cause.  The
-    server may have preempted this request, and must then compute its prompt again.  Otherwise the function examines the
-    steps in the gap, the step with the longest overlap first."""
+    """Returns the cause of a gap between two tokens.  Any preemption in the gap counts as the cause, because the server
+    may have preempted this request.  Without a preemption, the function examines the engine steps in the gap.  It
+    begins with the step that has the longest overlap."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

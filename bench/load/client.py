@@ -1,4 +1,4 @@
-"""Sends requests, and stores the time and the bytes of each piece of an answer.  Nothing is parsed during a run.
+"""Sends requests, and stores the time and the bytes of each piece of an answer.  The bytes are parsed after the run.
 
 One event loop in one thread does all work.  All times come from `perf_counter`.
 """
@@ -123,8 +123,8 @@ class Endpoint:
         self.idle.clear()
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """Sends a GET request.  Returns the HTTP status, the parsed JSON, and a time: the middle between sending and
-        receiving. The JSON is None if the answer is not JSON.
+        """Sends a GET request.  Returns the HTTP status, the parsed JSON, and the time in the middle between sending
+        and receiving.  The JSON is None if the answer is not JSON.
 
         Raises `ValueError` if no server answers."""
         start_s, is_https = clock(), self.ssl is not None
@@ -138,11 +138,11 @@ class Endpoint:
             raise ValueError(f"url: expected a server at {self.address}, got {reason}") from error
         finally:
             connection.close()
-        middle_s = (start_s + clock()) / 2
+        middle_time_s = (start_s + clock()) / 2
         try:
-            return status, json.loads(response_bytes), middle_s
+            return status, json.loads(response_bytes), middle_time_s
         except ValueError:
-            return status, None, middle_s
+            return status, None, middle_time_s
 
 
 async def open_loop(
@@ -158,9 +158,9 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if semaphore is None:
             return await target.send(shot)
-        must_wait = semaphore.locked()
+        was_limited = semaphore.locked()
         async with semaphore:
-            shot.free_s = clock() if must_wait else shot.free_s
+            shot.free_s = clock() if was_limited else shot.free_s
             return await target.send(shot)
 
     begin_s, tasks = clock() + START_DELAY_S, []
@@ -184,9 +184,8 @@ async def closed_loop(
 ) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
-    A new request is sent when an earlier request ends.  So the server sets the pace, and a slow server has no visible
-    queue.  The loop ends early after 20 requests in a row without an answer.  The error of the last request then says
-    this."""
+    A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
+    loop ends early after 20 requests in a row without an answer.  Then the error of the last request says so."""
     begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:

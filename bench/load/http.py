@@ -1,8 +1,8 @@
 """Implements a small part of HTTP/1.1: sends a request, and takes the arrival time of each piece of the answer.
 
-aiohttp needs tens of microseconds per piece, and all streams of a batch get a token at the same time.  So aiohttp would
-read the last of 64 pieces milliseconds too late.  This code first reads all ready sockets and takes the times.  It
-parses the bytes afterwards.
+aiohttp needs tens of microseconds per piece, and all streams of a batch get a token at the same time.  So with 64
+streams, aiohttp would read the last piece milliseconds too late.  This code first reads all ready sockets and takes the
+times.  It parses the bytes afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Framing:
 
     def feed(self, data: bytes) -> bytes:
         """Parses `data` together with earlier unparsed bytes, and returns the bytes of the body.  Raises `ValueError`
-        if they are not HTTP/1.1.
+        if the answer is not HTTP/1.1.
 
         If more bytes follow the complete answer, the connection is not used again.  These bytes may belong to another
         answer."""
@@ -56,7 +56,7 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Returns whether the answer is complete at the time when the server closes the connection."""
+        """Returns whether the answer is complete if the server closes the connection now."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
@@ -66,14 +66,14 @@ class Framing:
             raise ValueError(f"answer: expected HTTP/1.1, got {status_line[:40]!r}")
         if 100 <= (status_code := int(status[:3])) < 200:
             return
-        fields = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
+        headers = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
         self._head, self.status = False, status_code
-        self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        length = "0" if self._chunked or status_code in (204, 304) else fields.get("content-length")
+        self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+        length = "0" if self._chunked or status_code in (204, 304) else headers.get("content-length")
         self._endless = length is None
         self._left = 0 if length is None else _number("a content length", length, 10)
-        self.content_type = fields.get("content-type", "").partition(";")[0].strip().lower()
-        self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
+        self.content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
         """Returns the content of the HTTP chunks in `data`.  `_left` counts the missing bytes of the current chunk."""
@@ -93,10 +93,10 @@ class Framing:
                 self._left, offset = size + 2, line + 2
             chunk = data[offset : offset + self._left]
             offset += len(chunk)
-            cut = max(0, len(chunk) - max(0, 2 - (self._left - len(chunk))))
-            if chunk[cut:].strip(b"\r\n"):
-                raise ValueError(f"answer: expected a line end behind a chunk, got {chunk[cut:].decode('latin-1')!r}")
-            body += chunk[:cut]
+            stop = max(0, len(chunk) - max(0, 2 - (self._left - len(chunk))))
+            if chunk[stop:].strip(b"\r\n"):
+                raise ValueError(f"answer: expected a line end behind a chunk, got {chunk[stop:].decode('latin-1')!r}")
+            body += chunk[:stop]
             self._left -= len(chunk)
         self._rest = data[offset:]
         return body

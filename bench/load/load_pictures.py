@@ -27,8 +27,8 @@ Summary = Mapping[str, float]
 
 @with_own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
-    """Draws TTFT and ITL against the offered rate in requests per second, as `rates.png`.  With `frontier`, draws them
-    against the measured throughput instead, as `frontier.png`.  Each point is then labelled with its offered rate."""
+    """Draws TTFT and ITL against the request rate of the load in requests per second, as `rates.png`.  With `frontier`,
+    draws them against the measured throughput, as `frontier.png`.  Then the label of each point is its request rate."""
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
@@ -81,11 +81,11 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     for request in requests:
         _row(axes, rows[request.index], request, start_s, shows_marks)
     for spike in shown_spikes:
-        row, bar_left_s, long = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
-        axes.barh(row, long, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
-        if spike.kind == "prefill" and long > 0.025 * width:  # room for the tokens
+        row, bar_left_s, gap_s = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
+        axes.barh(row, gap_s, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
+        if spike.kind == "prefill" and gap_s > 0.025 * width:  # room for the tokens
             axes.text(
-                bar_left_s + long / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
+                bar_left_s + gap_s / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
     legend_labels = (
         (QUEUE_COLOUR, "queue on the client"),

@@ -78,8 +78,8 @@ class Plan:
         generator = np.random.default_rng(self.seed)
         if self.duration_s is None:
             return self.arrivals.offsets(self.num_prompts, generator)
-        expected = self.arrivals.rate * self.duration_s
-        count = math.ceil(expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)  # fills the duration
+        mean_count = self.arrivals.rate * self.duration_s
+        count = math.ceil(mean_count + 8 * math.sqrt(mean_count / self.arrivals.burstiness) + 10)  # fills the duration
         return [offset for offset in self.arrivals.offsets(count, generator) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
@@ -145,7 +145,7 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
-    """Returns the engine steps that our server reports, in the client's time, or None for any other server."""
+    """Returns the engine steps of Rooflab's server, in the client's time.  Returns None for any other server."""
     start_s = clock()
     try:
         status, value, middle_s = target.get("/steps")
@@ -158,7 +158,7 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan without refused fields, and tokens/s of the fastest answer."""
+    """Sends the warm-up requests.  Returns the plan (without a refused field), and tokens/s of the fastest answer."""
     tokens_per_s = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -168,8 +168,8 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
             target.close()
             if plan.running_usage and shot.status:
                 return await _warm_up(target, replace(plan, running_usage=False))
-            hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
-            raise ValueError(f"url: expected an answer to the first request, got {answer.error}{hint}")
+            option_hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
+            raise ValueError(f"url: expected an answer to the first request, got {answer.error}{option_hint}")
         if answer.end_s and not answer.error:
             tokens_per_s = max(tokens_per_s, shot.output_tokens / (answer.end_s - answer.sent_s))
     target.close()  # the connections belong to this event loop
@@ -177,7 +177,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns the start time, the requests, and how many requests were made during the run."""
+    """Runs the load.  Returns the start time, the requests, and how many of them were not made before the run."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

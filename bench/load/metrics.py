@@ -1,9 +1,9 @@
 """Computes the metrics of a load run from its trace.
 
-TTFT and E2E are measured twice: from the scheduled arrival, and from the send.  The client may send a request late, or
-hold it back because of the concurrency limit.  Only the value from the scheduled arrival includes this delay
-(coordinated omission).  ITL is per token: the gap before a chunk of `k` tokens counts as `k` gaps of `gap / k` each. So
-chunks of several tokens do not increase ITL.  The gaps between chunks, as a user sees them, are reported too.
+TTFT and E2E are measured twice: from the scheduled arrival, and from the send.  The client may send a request late.
+Only the value from the scheduled arrival includes this delay (coordinated omission).  ITL is per token: the gap before
+a chunk of `k` tokens counts as `k` gaps of `gap / k` each.  So chunks of several tokens do not increase ITL.  The gaps
+between chunks, as a user sees them, are reported too.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ class Times:
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """Returns a list of `(time_s, tokens)` for each answer of the request, and how the numbers of tokens are known.
-    Text is never tokenised again to count tokens.
+    """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the token
+    numbers. Text is never tokenised again to count tokens.
 
-    The second result is one of four words.  `said`: the chunks give their numbers, by token ids, log-probabilities or a
-    running total.  `one each`: each chunk has one token, because the server's total equals the number of chunks with
-    text, or of all chunks (a token with an incomplete character has no text).  The total may also be higher by one per
-    answer, because the token that ends the text has no chunk.  A chunk with only the role counts no token.  `spread`:
-    the total is another number, so each chunk after the first gets the same share.  `chunks`: there is no total, so
-    each chunk with text counts as one token."""
+    - `said`: the chunks give their numbers, by token ids, log-probabilities or a running total.
+    - `one each`: each chunk has one token, because the server's total equals the number of chunks.
+    - `spread`: the server's total is another number.  Each chunk after the first gets the same share.
+    - `chunks`: the server gives no total, so each chunk with text counts as one token.
+
+    For `one each`, chunks without text may count too, because a token with an incomplete character has no text.  A
+    chunk with only the role never counts.  The total may be higher by one per answer, because the last token has no
+    chunk."""
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}
@@ -211,7 +213,7 @@ def remarks(trace: Trace) -> list[str]:
     differing = [(asked, got) for asked, got in lengths if asked and asked != got]
     notes = []
     if differing:
-        asked, got = (sum(counts) for counts in zip(*differing, strict=True))
+        asked, got = (sum(token_counts) for token_counts in zip(*differing, strict=True))
         hint = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
         notes += [f"{len(differing)} {total} have another length than asked: {asked:,} tokens asked, {got:,} got{hint}"]
     if num_spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):

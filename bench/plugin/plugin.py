@@ -82,7 +82,7 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Adds torch, Triton, and the GPU with driver and clocks to pytest-benchmark's machine description."""
+    """Adds the versions of torch and Triton, and the GPU, to pytest-benchmark's description of the machine."""
     if asked(config):
         from rooflab.bench.core import Environment
 
@@ -126,9 +126,8 @@ smaller changes.
 
 
 class QuietCheck:
-    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  It ignores a failure if
-    the measured time or its baseline is NOISY.  It also ignores a difference that two processes with equal code may
-    show."""
+    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  In such a failure, the
+    measured time or its baseline is NOISY, or two processes with equal code may show the same difference."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
@@ -161,16 +160,16 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
         return (yield)
-    for bench, (path, baseline) in itertools.product(
+    for benchmark, (path, baseline) in itertools.product(
         filter(None, benchmarking.benchmarks), benchmarking.compared_mapping.items()
     ):
-        if bench.fullname not in baseline:
+        if benchmark.fullname not in baseline:
             continue
-        baseline_info = baseline[bench.fullname].get("extra_info", {})
+        baseline_info = baseline[benchmark.fullname].get("extra_info", {})
         if baseline_noise := _noise(baseline_info):
-            lines.append(f"{bench.fullname}: its baseline {path.name} is {baseline_noise}")
-        if baseline_noise or _noise(bench.extra_info):
-            noisy_tests.add((str(path), bench.fullname))
+            lines.append(f"{benchmark.fullname}: its baseline {path.name} is {baseline_noise}")
+        if baseline_noise or _noise(benchmark.extra_info):
+            noisy_tests.add((str(path), benchmark.fullname))
     benchmarking.compare_fail = checks = [QuietCheck(check, noisy_tests, lines) for check in benchmarking.compare_fail]
     if noisy_tests:
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy_tests)}")
@@ -222,18 +221,20 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
     Other keyword arguments go to `fn` and to `reference`.  With `reference`, `fn(*args)` must equal `reference(*args)`
     within a few roundings of the output dtype.  This is checked before and after timing.  A wrong result fails the
-    test, and no time is reported.  The check is the one for kernels (`bench/core/check.py`), without adversarial inputs
-    and without other strides.  `fn` may change its arguments, and two calls may differ in their bits.
-    `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
-    pytest-benchmark result.  `cost` is a `rooflab.roofline.model.Cost`.  With `cost`, the result's `extra_info` also
-    has FLOP/s, bytes/s and the fraction of the roofline, next to the raw samples.  The first calls may compile, so they
-    are not timed.  `afterwards()` is called after timing.  It returns a description of an error, or None.
+    test, and no time is reported.  The check (`bench/core/check.py`) uses only the given arguments.  `fn` may change
+    its arguments, and two calls may differ in their bits.  A second call in the same test fails the test.
+
+    `rooflab.bench.core.timers.timing` measures device time with a cold cache.  The first calls may compile, so they are
+    not timed.  The time becomes an ordinary pytest-benchmark result, and its `extra_info` has the raw samples.  `cost`
+    is a `rooflab.roofline.model.Cost`.  With `cost`, `extra_info` also has FLOP/s, bytes/s and the fraction of the
+    roofline. `afterwards()`, a keyword argument, is called after timing.  It returns a description of an error, or
+    None.
 
     The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A measurement is NOISY if the machine was
     busy.  The test then passes, without FLOP/s and bytes/s.  A line at the end of the run names the test, and
-    `--benchmark-compare-fail` ignores it.  A test can have only one result, so a second call fails the test
-    immediately."""
+    `--benchmark-compare-fail` ignores it.
+    """
     config, item = request.config, request.node
 
     def run(
@@ -327,18 +328,18 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Returns a function that takes the keyword arguments `names` of `fn` as its last positional arguments."""
+    """Returns a function without keyword arguments that calls `fn`.  Its last arguments are the values for `names`."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:
-        first_named = len(values) - len(names)
-        return fn(*values[:first_named], **dict(zip(names, values[first_named:], strict=True)))
+        num_positional = len(values) - len(names)
+        return fn(*values[:num_positional], **dict(zip(names, values[num_positional:], strict=True)))
 
     return call
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test inside `benchmark.pedantic` first, so that pytest-benchmark saves no result."""
+    """Fails the test.  The first error is raised in `benchmark.pedantic`, so that pytest-benchmark saves no result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

@@ -11,22 +11,23 @@ ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost c
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
 cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
-The latencies of memory, in clocks, come from pointer chasing: 30 for shared memory, 21 for constants (an H100 80GB
-HBM3, a report of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).
-For HBM at random addresses these sources give 834 and 690.  A kernel's loads are mostly sequential, and hit open rows
-and pages.  So the model uses 500.  This value is fitted to published times of public attention kernels (`public.py`).
-The fit lowers their median error from 46% to 27%; a value of 400 gives 26%.  Only one of these kernels depends on this
-value (`results/published`).  The latency of arithmetic is 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture
-via Microbenchmarking", 2018).  The latency of mma.sync m16n8k16 is 33 (Sun et al., "Dissecting Tensor Cores via
-Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
+The latencies of memory, in clocks, come from pointer chasing.  An H100 80GB HBM3 has 30 for shared memory and 21 for
+constants (a report of mt4g, TU Munich).  A GH200 has 281 for L2 over both of its partitions
+(github.com/markdewing/AI_kernels).  For HBM at random addresses these sources give 834 and 690.  But a kernel's loads
+are mostly sequential, and hit open rows and pages.  So the model uses 500 for HBM.  This value is fitted to published
+times of public attention kernels (`public.py`).  The fit lowers their median error from 46% to 27%; a value of 400
+gives 26%.  Only one of these kernels depends on this value (`results/published`).  The latency of arithmetic is 4 (Jia
+et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018).  The latency of mma.sync m16n8k16
+is 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24)
+are assumptions without a published source.
 
-The simulation runs one *role*: a group of warps with the same code.  All warps of the role run in lockstep, and no
-other warps run on the SM.  Instructions issue in order.  Each instruction waits for the registers that it reads and for
-its pipe, like with an SM's scoreboards.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does
-not wait for an earlier wgmma with the same accumulator.  Barriers cost nothing: the simulation assumes that other warps
-and copies have arrived.  The first result is the least time of dependent steps.  Other CTAs and other roles cannot hide
-this time.  The second result is the most bytes that a thread has in flight at once.  Two warpgroups with the same code
-run in lockstep here.  On the GPU, one warpgroup can use idle pipes while the other waits for its matrix products.
+The simulation runs one *role*: a group of warps with the same code.  No other warps run on the SM.  All warps of the
+role run in lockstep, also if they form two warpgroups.  On the GPU, one warpgroup can use idle pipes while the other
+waits for its matrix products.  Instructions issue in order.  Each instruction waits for its pipe and for the registers
+that it reads.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does not wait for an earlier
+wgmma with the same accumulator.  Barriers cost nothing, because other warps and copies are assumed to have arrived. The
+first result is the least time of dependent steps.  Other CTAs and other roles cannot hide this time.  The second result
+is the maximum number of bytes that a thread has in flight at one time.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Returns how many clocks one warp instruction occupies each pipe of an SM with four busy schedulers."""
+        """Returns how many clocks one warp instruction occupies each pipe of an SM, if all four schedulers are busy."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
@@ -142,7 +143,7 @@ class Chip:
 
 
 def _operand_bytes(entry: SassInstruction) -> float:
-    """Returns the operand bytes that a wgmma reads from shared memory.  If operand A is in registers, only B counts."""
+    """Returns the operand bytes that a wgmma reads from shared memory: operand B, and A if it is not in registers."""
     shape = entry.mma_shape
     assert shape is not None, "asked of matrix products only"
     m, n, k = shape
@@ -186,15 +187,15 @@ class Walk:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             inputs = entry.reads - entry.writes if entry.is_wgmma else entry.reads
             clocks = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
-            start = max(
+            issue_clock = max(
                 [self.now, *(self._ready.get(name, 0.0) for name in inputs), *(self._free.get(p, 0.0) for p in clocks)]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
-                start = max(start, self._groups[-1 - entry.groups_left])
+                issue_clock = max(issue_clock, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
             for pipe, cycles in clocks.items():
-                self._free[pipe] = start + cycles
-            result_clock = start + max(clocks.values()) + self.chip.latency(entry, self.load_latency)
+                self._free[pipe] = issue_clock + cycles
+            result_clock = issue_clock + max(clocks.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
                 self._ready[name] = result_clock
             if entry.commits:
@@ -202,7 +203,7 @@ class Walk:
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
-            self.now = start + max(1.0, clocks["issue"])
+            self.now = issue_clock + max(1.0, clocks["issue"])
         return self.now - start_clock
 
     def finish(self) -> float:
@@ -212,7 +213,7 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes loads that have arrived.  If a register is used, its load and all earlier loads have arrived."""
+        """Removes the loads that have arrived if registers `names` are used: their loads and all earlier loads."""
         last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 
@@ -233,7 +234,7 @@ def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_la
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
-    """Returns the maximum bytes of ordinary loads that one thread has in flight at one time, if `code` runs twice."""
+    """Returns the maximum bytes of global loads that a thread has in flight at one time, if `code` runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

@@ -55,7 +55,7 @@ class Explanation:
 
     @property
     def modelled_ms(self) -> float | None:
-        """Returns the predicted time, or the roofline bound without compiled code, or None if there are no parts."""
+        """Returns the predicted time, or else the roofline bound.  Returns None if there are no parts."""
         times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED_PART]
         return math.fsum(times_ms) if times_ms else None
 
@@ -237,18 +237,18 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     before_ms = ms_by_target[naive.target] if naive is not None else None
     if naive is None or not before_ms or not fast_kernels:
         return "There is no naive and optimized kernel to compare on this case."
-    best = min(fast_kernels, key=lambda entry: ms_by_target[entry.target] or 0.0)
-    after_ms = ms_by_target[best.target]
+    best_kernel = min(fast_kernels, key=lambda entry: ms_by_target[entry.target] or 0.0)
+    after_ms = ms_by_target[best_kernel.target]
     assert after_ms, "those without a time were left out"
     naive_parts, best_parts = (
         {part.name: part.ms for part in entry.parts if has_times or part.name != UNEXPLAINED_PART}
-        for entry in (naive, best)
+        for entry in (naive, best_kernel)
     )
     gains_ms = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
     name = max(gains_ms, key=lambda part: gains_ms[part])
     time_kind = "measured" if has_times else "predicted"
     speed_text = "naive's speed" if has_times or naive.predicted_ms is not None else "the speed of naive's bound"
     return (
-        f"{best.target.kernel} is {time_kind} at {before_ms / after_ms:.3g} times {speed_text}; most of what it "
+        f"{best_kernel.target.kernel} is {time_kind} at {before_ms / after_ms:.3g} times {speed_text}; most of what it "
         f"saves is {name}, {_us(gains_ms[name])} of {_us(before_ms - after_ms)}."
     )

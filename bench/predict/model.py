@@ -2,25 +2,25 @@
 
 Every step replaces one ideal assumption by a real one, and adds the time that this costs:
 
-1. least work: the op's cost at the hardware's peak rates, memory and pipes overlapping perfectly (the roofline);
-2. launch: each launch takes at least the shortest time of an empty launch, and overlaps with nothing;
-3. sustained rate: streaming reaches only a share of the data sheet's bandwidth, and matrix products run at the lower
-   clock that the GPU sustains under full tensor load;
-4. bytes over the minimum: the kernel's own traffic replaces the least bytes;
-5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; a
-   kernel that has several launches and no compiled code does memory and arithmetic one after the other;
-6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time; a few CTAs reach only their
-   SMs' share of the bandwidth;
-7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency; a CTA
-   takes at least the time of its dependent steps; the first bytes arrive one latency after the launch.
+1. least work: the op's cost at the hardware's peak rates.  Memory and pipes overlap perfectly (the roofline).
+2. launch: each launch takes at least the shortest time of an empty launch, and overlaps with nothing.
+3. sustained rate: streaming reaches only a share of the data sheet's bandwidth.  Matrix products run at the lower
+   clock that the GPU sustains under full tensor load.
+4. bytes over the minimum: the kernel's own traffic replaces the least bytes.
+5. pipe: the instructions of the compiled code run at each pipe's rate, spread evenly over the SMs.  Copies from L2
+   count too.  A kernel without compiled code but with several launches does memory and arithmetic one after the other.
+6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time.  A few CTAs reach only
+   their SMs' share of the bandwidth.
+7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency.  A CTA
+   takes at least the time of its dependent steps.  The first bytes arrive one latency after the launch.
 
 The predicted time is the sum of the launch time (step 2), the first latency, and the largest of three times: memory,
 pipes and dependent steps.  The steps sum exactly to the predicted time.
 
-If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  If there are two
-compiled kernels and they write more than the op's least bytes, the additional bytes are intermediates.  The first
-compiled kernel reads the op's operands and writes the intermediates.  The second reads the intermediates and writes the
-op's result.  In all other cases the compiled kernels share the bytes in proportion to their threads.
+If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  Usually, the
+compiled kernels share the bytes in proportion to their threads.  The exception is two compiled kernels that write more
+than the op's least bytes.  The additional bytes are then intermediates.  The first compiled kernel reads the op's
+operands and writes the intermediates.  The second reads the intermediates and writes the op's result.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _shares(
     in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
     has_products = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
-    product_threads = [size * (does or not any(has_products)) for size, does in zip(threads, has_products, strict=True)]
+    product_threads = [size * (mma or not any(has_products)) for size, mma in zip(threads, has_products, strict=True)]
     matrix = [flops * size / sum(product_threads) for size in product_threads]
     scratch = out_bytes - cost.write_bytes
     if len(compiled) == 2 and scratch > 0:
@@ -203,7 +203,7 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of dependent steps: the seconds of one CTA, times the number of waves and launches."""
+    """Returns the seconds of dependent steps: a CTA's seconds, multiplied by the number of waves and of launches."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
@@ -219,7 +219,7 @@ def _copies_s(work: LaunchWork, chip: Chip) -> float:
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Returns the seconds to move `moved` bytes.  The CTAs of each wave limit the rate of this wave."""
+    """Returns the seconds to move `moved` bytes.  A wave with few CTAs cannot reach the full `rate`."""
     bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
@@ -259,14 +259,14 @@ def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str
     pipes_s = _pipe_s(work, chip, balanced=False)
     streaming_s = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
-    first = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
+    latency = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
     if steps > max(pipes_s, streaming_s) + work.launches * chip.hbm_latency_s:
         num_waves = math.ceil(work.waves.waves)
         cta_us = work.cta_cycles / chip.clock_hz * 1e6
         return f"a CTA's dependent steps take {cta_us:.3g} us, {num_waves} CTA{'s' * (num_waves > 1)} in turn, {fit}"
     ctas = min(work.ctas, ctas_per_sm * chip.sms)
-    reach = ctas * work.in_flight_bytes / chip.hbm_latency_s
-    if reach < rate and streaming_s > pipes_s:
+    limit = ctas * work.in_flight_bytes / chip.hbm_latency_s
+    if limit < rate and streaming_s > pipes_s:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
-        return f"{fit}, {ctas} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
-    return first
+        return f"{fit}, {ctas} at once with {flying} each draw {limit / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {latency}"
+    return latency

@@ -101,8 +101,8 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Returns whether the launches of the call were only counted separately.  ncu then empties the caches before
-        each launch, so data that a launch leaves in L2 counts as HBM reads."""
+        """Returns whether ncu counted the launches of the call only one by one.  Then ncu empties the caches before
+        each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
@@ -112,7 +112,7 @@ class Profile:
 
     @property
     def traffic(self) -> Traffic | None:
-        """Returns the HBM bytes that ncu counted, or None if it counted none.  Writes still in L2 are missing."""
+        """Returns the HBM bytes that ncu counted, or None if it counted none.  Bytes still in L2 are not included."""
         counted_profile = self if self.whole is None else Profile((self.whole,))
         read_bytes, written_bytes = counted_profile.total(READ_METRIC), counted_profile.total(WRITE)
         if read_bytes is None or written_bytes is None:
@@ -130,11 +130,10 @@ def find_tool(name: str) -> str | None:
 def command(
     target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
-    """Returns the command line that runs ncu on one kernel call.  With `whole`, ncu measures all launches of the call
-    as one range, and empties the caches only before the range.
+    """Returns the command line that runs ncu on one kernel call.
 
-    With `whole`, ncu runs the program again for each pass.  The calls that start and stop the profiler limit the range.
-    """
+    With `whole`, ncu measures all launches of the call as one range, and empties the caches only before the range.  The
+    calls that start and stop the profiler limit the range.  ncu runs the whole program again for each pass."""
     mode_options = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
         *(ncu, *mode_options, "--cache-control", "all", "--clock-control", "none"),
@@ -201,7 +200,7 @@ def _names(metric: str, unknown: Sequence[str]) -> bool:
 
 
 def read(text: str, output: str) -> Profile:
-    """Parses ncu's log `text`, or else its printed `output`.  Raises `ValueError` if both have no launch."""
+    """Parses ncu's log `text`, or else its printed `output`.  Raises `ValueError` if neither contains a launch."""
     all_text = f"{text}\n{output}"
     if "ERR_NVGPUCTRPERM" in all_text:
         raise ValueError(
@@ -286,8 +285,8 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly; otherwise it
-    is empty.
+    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly.  It is empty
+    if ncu counted all bytes exactly.
 
     Writes that are still in L2 at the end of the call go to HBM later, and ncu does not count them.  So the written
     bytes in the result are at least the op's least written bytes."""

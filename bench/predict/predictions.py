@@ -59,7 +59,7 @@ def predict_all(
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
     """Predicts the time of an unregistered launcher, from its compiled code, counted bytes and matrix FLOPs.
 
-    No op defines the least work of such a launcher.  So the counted bytes and FLOPs also serve as its least work."""
+    No op defines the least work of such a launcher.  So the counted bytes and FLOPs are also its least work."""
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
     (code,) = compile_kernels([target])
     if isinstance(code, CompileFailure):

@@ -17,7 +17,7 @@ UNCALIBRATED = "uncalibrated"
 
 
 def kind_of(op: str, cost: Cost) -> Kind:
-    """Returns the kind of an op: memory, attention or product.  Kernels of one kind have similar prediction errors."""
+    """Returns the kind of an op: memory, attention or matrix product.  Prediction errors within a kind are similar."""
     if not cost.tensor_flops:
         return "memory"
     return "attention" if "attention" in op or op == "mla_decode" else "product"

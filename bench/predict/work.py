@@ -6,24 +6,24 @@ An example of skipped code is the epilogue under a branch in a flattened loop.  
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
 budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
-warpgroup if it multiplies, and as one warp if it only loads.  If several warpgroups run the same code, each of them is
-a role.  So if only one code part multiplies, it counts once for every warpgroup that belongs to no other role.  In code
-without register budgets, one loop may copy the operands for another loop, which multiplies.  The copying warps then
-count as one warpgroup, or as one warp if they copy by TMA.  Two kinds of loops are ignored: the loop that gives waiting
-warps their role, and loops that only poll.
+warpgroup if it multiplies, and as one warp if it only loads.  If only one code part multiplies, it counts once for
+every warpgroup that belongs to no other role.  In code without register budgets, one loop may copy the operands for
+another loop, which multiplies.  The copying warps then count as one warpgroup, or as one warp if they copy by TMA.  Two
+kinds of loops are ignored: the loop that gives waiting warps their role, and loops that only poll.
 
 Compiled code does not say how many turns its loops have.  The launch needs enough turns for its share of the matrix
 FLOPs, and enough turns to load its share of the traffic.  The model takes the larger number, for every innermost loop
 that loads or multiplies.  This number is too low if lanes are masked off, for example in a tile of 16 rows that has
-only one valid row.  It is also too low if several lanes load the same bytes.  The number of rounds is the launch's
-share of the written bytes divided by the bytes that one round stores.  A CTA does whole rounds, so the busiest CTA sets
-the time.  A launch that may split its tiles over CTAs is an exception.  All other code counts once, with both sides of
-each branch.
+only one valid row.  It is also too low if several lanes load the same bytes.
+
+The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
+whole rounds, so the busiest CTA sets the time.  A launch that may split its tiles over CTAs is an exception.  All other
+code counts once, with both sides of each branch.
 
 A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
-one pipe busy.  If several roles use the tensor cores alternately, the last round overlaps with no other round.  The
-model assumes this alternation: one role multiplies during the epilogue of another role.  With too few pipeline stages
-this is wrong, because both roles wait for the same stage.
+one pipe busy.  The model assumes that roles use the tensor cores alternately: one role multiplies during the epilogue
+of another role.  The last round then overlaps with no other round.  With too few pipeline stages the assumption is
+wrong, because both roles wait for the same stage.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Returns the innermost loops that multiply matrices or copy operands, or else the innermost loops that load."""
+    """Returns the innermost loops that multiply matrices or copy operands.  If none do, returns those that load."""
     inner_loops = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
     if not multiplying_loops:
@@ -114,7 +114,7 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    """Returns the code of one loop iteration.  Code behind a branch counts only if it multiplies or copies."""
+    """Returns the code of one loop iteration.  Code that a branch can skip counts only if it multiplies or loads."""
     body = _inside(code, loop)
     last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     has_copies = any(entry.loads_async for entry in body)
@@ -152,7 +152,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Yields the number of warps for each barrier with a thread count: 4 warps for `BAR.SYNC 0x2, 0x80`."""
+    """Yields the number of warps at each barrier with a thread count: 4 for `BAR.SYNC 0x2, 0x80` (128 threads)."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP_THREADS
@@ -338,8 +338,8 @@ def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
     """Returns how many tiles a CTA stores to write `write_bytes`.  For TMA, counts the stores to shared memory."""
     stored_bytes = 0.0
     for role in roles:
-        by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
-        store_entries = [e for e in role.rounds if (e.family == "shared_store" if by_tma else e.stores_global)]
+        uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)
+        store_entries = [e for e in role.rounds if (e.family == "shared_store" if uses_tma else e.stores_global)]
         stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in store_entries)
     return max(1.0, write_bytes / stored_bytes) if stored_bytes else 1.0
 
@@ -360,27 +360,27 @@ def _turns(roles: Sequence[Role], flops: float, read_bytes: float, loaded: float
 def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float, chip: Chip) -> dict[Pipe, float]:
     total: Counter[Pipe] = Counter()
     for role in roles:
-        for body, repeats in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
+        for body, num_repeats in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
             for entry in body:
                 for pipe, cycles in chip.cycles(entry).items():
-                    total[pipe] += cycles * repeats * role.warps  # type: ignore[assignment]
+                    total[pipe] += cycles * num_repeats * role.warps  # type: ignore[assignment]
     return dict(total)
 
 
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Returns the clocks of a CTA's dependent steps, alone on its SM.  `copy_cycles` are for one iteration's copies."""
+    """Returns the clocks of a CTA's dependent steps if no other CTA runs on its SM.  `copy_cycles` is per iteration."""
     shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
-        setup, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
+        setup, per_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
         if not role.loops:
-            shared_cycles += setup + rounds * one_round  # all warps run this code
+            shared_cycles += setup + rounds * per_round  # all warps run this code
             continue
         turn_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
         has_copies = any(entry.loads_async for entry in role.turn)
-        max_cycles = max(max_cycles, setup + rounds * one_round + turns * max(turn_cycles, has_copies * copy_cycles))
-        begin_cycles, end_cycles = max(begin_cycles, setup), max(end_cycles, one_round)
+        max_cycles = max(max_cycles, setup + rounds * per_round + turns * max(turn_cycles, has_copies * copy_cycles))
+        begin_cycles, end_cycles = max(begin_cycles, setup), max(end_cycles, per_round)
     working_roles = [role for role in roles if role.loops]
     if len(working_roles) > 1:
         shared_pipes = _pipe_cycles(working_roles, 0, rounds, turns, chip)

@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """Compares the fastest (preferably optimized) kernels of one op with its library and naive kernels."""
+    """Compares the fastest kernels of one op with its library and naive kernels.  Optimized kernels are preferred."""
 
     machine: str
     op: str
@@ -142,11 +142,10 @@ def span(values: Sequence[float]) -> Span | None:
 def problems(
     located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[tables.ComparisonRow]
 ) -> tuple[Problem, ...]:
-    """Returns failed results, results with impossible times, and A/B verdicts that block a merge.  A newer record of
-    the same machine, kernel, case and scheme replaces an older result.
+    """Returns failed results, results with impossible times, and A/B verdicts that block a merge.
 
-    `current` has the newest bench record of each kernel, case and machine (`sources.newest`).
-    """
+    A newer record of the same machine, kernel, case and scheme replaces an older result.  `current` has the newest
+    bench record of each kernel, case and machine (`sources.newest`)."""
     found_problems = []
     newest_checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     other_records = sources.newest(

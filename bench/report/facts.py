@@ -76,7 +76,7 @@ def predicted(record: Record) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """Formats a value in the unit at the end of its name.  Two numbers become a range, and None an empty text."""
+    """Formats a value in the unit at the end of its name.  Two numbers become a range.  None becomes an empty text."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
             value_text(name, item) for item in value

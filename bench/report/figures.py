@@ -44,8 +44,8 @@ def placed(
     """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
 
     A kernel has no point if it failed its check, was not timed, or has an invalid time.  With `device`, `roofs` are the
-    ceilings of this device, and each record gives a bound.  The record also gives a time if it is OK and was measured
-    on this device."""
+    ceilings of this device, and every point has a bound on this device.  A point then has a time only if its record is
+    OK and was measured on this device."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -97,9 +97,9 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cost_of(record: Record) -> Cost | None:
-    """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.  The record's metrics may contain the
-    cost. Otherwise the cost is that of the record's op and case.  If the op or case is unknown, an imported record can
-    give its own FLOPs and bytes.  Raises `ValueError` if another record has a case that the op does not have."""
+    """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.  The cost comes from the record's
+    metrics, or else from the record's op and case.  An imported record with an unknown op or case gives its own FLOPs
+    and bytes. Raises `ValueError` on any other record with a case that its op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST_PREFIX}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
@@ -130,8 +130,8 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """Returns roofline points for a device that is not in this machine.  Each kernel has one point, with a bound and no
-    time.  Each op uses only one case.  Times that others published for these cases are added as points.
+    """Returns roofline points for a device that is not in this machine.  Each op uses only one case.  Each kernel has
+    one point, with a bound and no time.  Times that others published for these cases are added as points.
 
     The case is the suite's largest case by FLOPs and bytes, because people usually buy a device for large cases."""
     ceilings = device.ceilings()
@@ -147,7 +147,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
         # Published times take this place too, because the traffic of their kernels is not known.
-        template = Point(
+        op_point = Point(
             label="",
             op=name,
             case=f"{case.id} {scheme_name}",
@@ -166,10 +166,10 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            point = replace(template, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else template
+            point = replace(op_point, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else op_point
             points.append(replace(point, label=kernel.name, role=kernel.role))
         for time in times_of(name, scheme_name, case, device.name):
-            points.append(replace(template, label=_label(time.table), seconds=time.seconds, published=True))
+            points.append(replace(op_point, label=_label(time.table), seconds=time.seconds, published=True))
     return points, [ceilings]
 
 
@@ -179,10 +179,10 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
         replace(record, kind="bench") if record.checked_by == "emulator" and record.traffic_bytes else record
         for record in records
     ]
-    newest = newest_of(
+    newest_records = newest_of(
         record for record in call_records if record.kind == "bench" and record.status in NOT_WRONG_STATUSES
     )
-    points, unplaced_reasons = placed(newest, [device.ceilings()], device)
+    points, unplaced_reasons = placed(newest_records, [device.ceilings()], device)
     return list({(point.work, point.label): point for point in points}.values()), unplaced_reasons
 
 
@@ -196,9 +196,9 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
         return None, "the record names no scheme"
     if cost is None:
         needed_values = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
-        lacking = " and no ".join(name for name, value in needed_values.items() if value is None)
+        missing = " and no ".join(name for name, value in needed_values.items() if value is None)
         reason = "its op is not registered here (--kernel FILE registers it)"
-        return None, f"{reason}, and it names no {lacking}" if lacking and "imported" in record.environment else reason
+        return None, f"{reason}, and it names no {missing}" if missing and "imported" in record.environment else reason
     for roof in roofs:
         if missing_dtypes := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
             return None, f"{roof.device} has no {roof.kind} matrix rate for {missing_dtypes}"
@@ -282,12 +282,12 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """Returns one figure for each machine that has a roofline point.  `across` makes one figure for all machines.  A
-    figure shows the largest case of each op, or all cases with `all_cases`.
+    """Returns one figure for each machine that has a roofline point.  `across` makes one figure for all machines.
 
-    A figure shows the newest record of each kernel and case.  `runs` has parts of run ids.  If `runs` is given, a
-    figure shows only records of these runs, and the label of a case names the run.  A CPU with another number of
-    threads counts as another machine, because its ceilings differ."""
+    A figure shows the newest record of each kernel and case.  It shows the largest case of each op, or with `all_cases`
+    all cases.  `runs` has parts of run ids.  If `runs` is given, a figure shows only records of these runs, and the
+    label of a case names the run.  A CPU with another number of threads counts as another machine, because its ceilings
+    differ."""
     roofed_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
     selected_records = (record for record in roofed_records if not runs or any(run in record.run_id for run in runs))
     figures: list[Drawing] = []

@@ -40,7 +40,7 @@ _ENTRY_PATTERN = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTI
 
 @dataclass(frozen=True)
 class Ratio:
-    """Holds the speed of a kernel relative to another, on one case and machine.  A value of 2 means half the time."""
+    """Holds the speed of a kernel relative to another kernel on one case.  A value of 2 means half the time."""
 
     value: float
     source: Source
@@ -139,7 +139,7 @@ class OpLadder:
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """Returns each kernel's description from the docstring of the op's folder.  Ops of other repositories have none."""
+    """Returns each kernel's description from the docstring of the op's folder, or nothing for other repositories."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
@@ -219,7 +219,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Returns the speed relative to the kernel with role `role` in the same run, else in the newest other run."""
+    """Returns the speed relative to the kernel with role `role` in the same run, or else in the newest other run."""
     median_ms = latency_ms(record)
     if median_ms is None or record.role == role:
         return None

@@ -50,7 +50,7 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Converts a value for a template.  Control characters are replaced, because HTML does not allow them."""
+    """Converts a value for the HTML template.  Control characters are replaced, because HTML does not allow them."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -59,8 +59,8 @@ def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """Returns the newest ceilings of each kind in one machine's records.  The table of GPUs gives missing data-sheet
-    ceilings, and missing ceilings at the lowest recorded clock."""
+    """Returns the newest ceilings of each kind in one machine's records.  Two kinds come from the table of GPUs if the
+    records lack them: ceilings of the data sheet, and ceilings at the lowest recorded clock."""
     newest_ceilings: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
@@ -81,8 +81,8 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
     """Returns the lowest SM clock of all records in MHz.  Returns None if no record has a clock.
 
-    A record's clock is the clock that the device itself measured.  Without this value, the highest clock that NVML
-    reported counts.  The lowest reported clock may be the clock of an idle GPU."""
+    The clock of a record is the clock that the device itself measured, or else the highest clock that NVML reported.
+    The lowest clock that NVML reported may be that of an idle GPU."""
     clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}
@@ -117,12 +117,12 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
     rates |= {"special functions": (ceilings.sfu_ops_per_s or 0, "op/s"), "L2": (ceilings.l2_bytes_per_s or 0, "B/s")}
     named_limits = {name: (rate, f"{si(rate)}{unit_text}") for name, (rate, unit_text) in rates.items() if rate}
-    floor_s = ceilings.launch_floor_s
-    return named_limits | ({"launch floor": (floor_s, f"{digits(floor_s * 1e6)} µs")} if floor_s else {})
+    launch_s = ceilings.launch_floor_s
+    return named_limits | ({"launch floor": (launch_s, f"{digits(launch_s * 1e6)} µs")} if launch_s else {})
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
-    """Returns the best result of each microkernel in its newest run.  The best launch shape is used."""
+    """Returns the best result of each microkernel in its newest run, over all launch shapes."""
     valid = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
     valid = [item for item in valid if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
@@ -138,7 +138,7 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
-    """Returns a roofline figure for each machine with a kernel time.  It shows only the largest case of each op."""
+    """Returns a figure for each machine with a kernel time.  The figure shows only the largest case of each op."""
     by_machine, drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
         roofs = [ceilings for ceilings, _ in ceilings_for(by_machine[machine]).values()]

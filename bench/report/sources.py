@@ -84,9 +84,9 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
-        texts = [(line, text.strip()) for line, text in lines if text.strip()]
+        numbered_lines = [(line, text.strip()) for line, text in lines if text.strip()]
         new_items: list[Located] = []
-        for (line, text), record in zip(texts, records, strict=True):
+        for (line, text), record in zip(numbered_lines, records, strict=True):
             if text not in known_lines:
                 known_lines.add(text)
                 try:
@@ -104,14 +104,14 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
 
 
 def display_name(path: Path) -> str:
-    """Returns `path`.  Of an absolute path, returns the last two parts, because the rest depends on the machine."""
+    """Returns `path`, or its last two parts if it is absolute.  The other parts depend on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
 
 
 def whole(record: Record) -> Record:
-    """Checks that a record has valid GPU and ceiling values, and returns the record without its samples.
+    """Checks the GPU and the ceilings of a record, and returns the record without its samples.
 
-    Raises `ValueError` if such a value is missing or has the wrong type.  A report shows no samples."""
+    Raises `ValueError` on an invalid value.  A report shows no samples."""
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
@@ -129,8 +129,8 @@ NOT_WRONG_STATUSES = (*FINE_STATUSES, "NOISY")
 
 
 def machine_of(record: Record) -> str:
-    """Returns the name of a record's machine: its key, and the device if the key does not contain it.  On a CPU, an
-    unusual number of threads is added too.  A different number of threads has different ceilings."""
+    """Returns the name of a record's machine: its key, and the device if the key does not contain it.  On a CPU, adds
+    an unusual number of threads, because it changes the ceilings."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual_device = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
@@ -181,7 +181,7 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """Returns the bench records, but no A/B records: half of these time another revision or a slowed kernel."""
+    """Returns the bench records except A/B records: half of those time another revision or a slowed kernel."""
     return [item for item in located if item.record.stands_alone]
 
 

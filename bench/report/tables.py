@@ -162,7 +162,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     """Groups engine runs with the same metrics into one table each.  Only the newest record of each machine, kind of
     run, options and kernels is shown.
 
-    A run with one token per request has no ITL.  It is in the same table as the other runs."""
+    A run with one token per request has no ITL.  Its table also has the runs with an ITL."""
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),

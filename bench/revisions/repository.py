@@ -21,10 +21,10 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
     directory. Returns None for Rooflab's own `checkout`.
 
     Raises `ValueError` if there is no repository."""
-    roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
-    if len(roots) > 1:
+    found_roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
+    if len(found_roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
-    root = roots.pop()
+    root = found_roots.pop()
     if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:

@@ -39,8 +39,8 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
     except ValueError:
         name = root.resolve().name
         is_shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
-        hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
-        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{hint}") from None
+        fix_hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
+        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{fix_hint}") from None
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:

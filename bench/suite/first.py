@@ -49,8 +49,8 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
         passed_store.trust(trust)
     passed_kernels = [kernel for kernel in risky if not context.dry_run and passed_store.holds(kernel)]
     runnable_kernels = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
-    unchecked = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
-    tasks = [(kernel, chosen) for kernel in unchecked if (chosen := first_taken(kernel, default_scheme(device)))]
+    to_check = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
+    tasks = [(kernel, chosen) for kernel in to_check if (chosen := first_taken(kernel, default_scheme(device)))]
 
     run_check = Checkers(device, limit_s=FIRST_CHECK_S)
 

@@ -55,18 +55,18 @@ START_S = 8.0
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
     """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` are paths of files with more entries.  `only` selects entries by an op, a family of ops, an entry's id, or
-    the first word of an id.  A family such as `attention` contains every op with that word in its name, and the
-    family's ops in `FAMILY_OPS`.  With `only`, entries about the GPU alone are left out unless a selected entry needs
-    them.  `trust` goes to the entry of the first checks.  Raises `ValueError` in three cases: a name in `only` matches
-    nothing, a file is not a list of entries, or two entries have the same folder."""
+    `files` are paths of files with more entries.  `trust` goes to the entry of the first checks.  `only` selects
+    entries by an op, a family of ops, an entry's id, or the first word of an id.  A family such as `attention` contains
+    every op with that word in its name, and the ops in `FAMILY_OPS[family]`.  Prerequisites of the selected entries are
+    also selected. Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of
+    entries, or two entries have the same folder."""
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
     by_id = {entry.id: entry for entry in all_entries}
     folders = Counter(folder_of(Path(), entry.id).name for entry in all_entries)
-    if twice := [name for name, count in folders.items() if count > 1]:
-        raise ValueError(f"plan: expected each entry once, got {twice[0]} {folders[twice[0]]} times")
+    if repeated_names := [name for name, count in folders.items() if count > 1]:
+        raise ValueError(f"plan: expected each entry once, got {repeated_names[0]} {folders[repeated_names[0]]} times")
     chosen_ids = set(by_id)
     if only:
         named_ids = {entry_id for name in only for entry_id in _named(name, all_entries)}
@@ -103,7 +103,7 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the main word of an id: `engine` for `engine:qwen3-0.6b` and for `bar:engine.llama-3.1-8b`."""
+    """Returns the first word of an id without `bar:`.  For `bar:engine.llama-3.1-8b` it is `engine`."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -146,14 +146,14 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
     safe_backends = registry.CPU_BACKENDS
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe_backends]
     card_command, checks = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
-    trusted = ("--trust", str(trust)) if trust else ()
+    trust_args = ("--trust", str(trust)) if trust else ()
     return [
         Entry("environment", "the machine, its software, and whether the device answers", step_words(card_command),
               START_S + 4, 100.0, step_words(card_command, dry=True), needs=()),
         Entry("ahead", "compiles what later entries launch, on cores that they leave idle",
               ("-m", "rooflab.bench.suite.ahead", "{run}/plan.json"), 1.0, 99.0, needs=("environment",), beside=True),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              step_words((*checks, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(checks, dry=True),
+              step_words((*checks, *trust_args)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(checks, dry=True),
               needs=("environment",), ops=tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels",
               (*LAB_COMMAND, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,
@@ -187,7 +187,7 @@ def op_entries(op: str) -> list[Entry]:
     num_checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
     num_times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
     run_options = ("--out", "{out}", "--seed", "{seed}")
-    resume = ("--seconds", "{seconds}", "--resume", *run_options)
+    resume_options = ("--seconds", "{seconds}", "--resume", *run_options)
     suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
     small_options = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
@@ -195,14 +195,14 @@ def op_entries(op: str) -> list[Entry]:
     kernel_options = tuple(word for name in one_of_each for word in ("--kernel", name))
     entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
-              (*LAB_COMMAND, "check", op, "--suite", "smoke", "--suite", "edge", *resume),
+              (*LAB_COMMAND, "check", op, "--suite", "smoke", "--suite", "edge", *resume_options),
               START_S + 0.15 * num_checks, 72.0,
               (*LAB_COMMAND, "check", op, *kernel_options,
                "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
                "--by", "interpreter", *small_options),
               ops=(op,), launches=({"op": op, "suites": ["smoke", "edge"], "scheme": "all"},)),
         Entry(f"bench:{op}", f"every kernel of {op} on models' shapes",
-              (*LAB_COMMAND, "bench", op, *suites, "--budget", "0.3", *resume), START_S + 0.6 * num_times, 60.0,
+              (*LAB_COMMAND, "bench", op, *suites, "--budget", "0.3", *resume_options), START_S + 0.6 * num_times, 60.0,
               (*LAB_COMMAND, "bench", op, "--budget", "0.02", *small_options),
               after=("ceilings",), ops=(op,), launches=({"op": op, "suites": list(MODEL_SUITES)},)),
     ]  # fmt: skip

@@ -124,7 +124,7 @@ class _SuiteRun:
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Refuses to resume on another kind of machine.  Entries about a single GPU run again on another GPU."""
+        """Raises `ValueError` on another kind of machine.  Entries about one GPU run again on another GPU."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
@@ -156,7 +156,7 @@ class _SuiteRun:
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """Returns an outcome if the entry cannot run: a prerequisite is not done, or the budget is too small."""
+        """Returns an outcome if the entry cannot run (a prerequisite is not done, or the budget is too small)."""
         outcomes = self.progress.outcomes
         plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
@@ -220,13 +220,13 @@ class _SuiteRun:
             status = process.ask(request, min(entry_limit_s, remaining_s), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
-            running = Running.read(self._note_path())
-            kernel_blamed = len(running.kernels) == 1 and (failed.limit_s is None or self._hangs())
-            if remaining_s < entry_limit_s and self.clock() >= self.ends and not kernel_blamed:
+            run_state = Running.read(self._note_path())
+            is_blamed = len(run_state.kernels) == 1 and (failed.limit_s is None or self._hangs())
+            if remaining_s < entry_limit_s and self.clock() >= self.ends and not is_blamed:
                 return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
-            return EntryOutcome("FAILED", _during(running, _why(failed))), running.kernels[0] if kernel_blamed else ""
-        running = Running.read(self._note_path())
+            return EntryOutcome("FAILED", _during(run_state, _why(failed))), run_state.kernels[0] if is_blamed else ""
+        run_state = Running.read(self._note_path())
         try:
             self._release(process)
         except ChildFailed as stuck:  # the answer counts, but the process holds the device
@@ -234,8 +234,8 @@ class _SuiteRun:
             self._probe()
         if status == ExitStatus.BROKEN:
             self._probe()
-            reason = _during(running, "it broke the CUDA context")
-            return EntryOutcome("FAILED", reason), running.kernels[0] if len(running.kernels) == 1 else ""
+            reason = _during(run_state, "it broke the CUDA context")
+            return EntryOutcome("FAILED", reason), run_state.kernels[0] if len(run_state.kernels) == 1 else ""
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
@@ -276,13 +276,13 @@ class _SuiteRun:
         return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Returns whether a single kernel runs too long.  Several kernels may all be slow on a busy CPU."""
+        """Returns whether a single kernel runs too long.  If several run, all may just be slow on a busy CPU."""
         running_state = Running.read(self._note_path())
         max_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
         return len(running_state.kernels) == 1 and time.time() - running_state.began > max_s
 
     def _next(self) -> Child:
-        """Returns a process for the next entry.  On a GPU it is new, and a spare process starts in advance."""
+        """Returns a process for the next entry.  On a GPU it is always new, and a spare process starts early."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -290,7 +290,7 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU without CUDA context, the next entry uses it again."""
+        """Ends the process of an entry on a GPU.  On a CPU, a process without CUDA context runs the next entry too."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
@@ -299,13 +299,13 @@ class _SuiteRun:
         """Stops the run if the device no longer works, because later entries would wait until their time limits."""
         if self.settings.dry_run:
             return
-        probe, reason = self._process(), ""
+        probe_process, reason = self._process(), ""
         try:
             request = self._request(step_words(PROBE_COMMAND), "environment", PROBE_S)
-            status = probe.ask(request, PROBE_S)["status"]
+            status = probe_process.ask(request, PROBE_S)["status"]
             outcome = read_outcome(folder_of(self.settings.out, "environment") / OUTCOME_FILE)
             reason = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
-            probe.stop()
+            probe_process.stop()
         except ChildFailed as failed:
             reason = _why(failed)
         if reason:

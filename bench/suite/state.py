@@ -58,19 +58,19 @@ def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
-    """Returns the failed kernels in a folder's records with their first failure, and the record counts by status."""
+    """Returns the first failure of each failed kernel in a folder's records, and the number of records per status."""
     failures: dict[str, str] = {}
-    statuses = Counter[str]()
+    num_by_status = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
             with suppress(ValueError):  # the last line may come from a process that was ended
                 record = json.loads(line)
-                statuses[record["status"]] += 1
+                num_by_status[record["status"]] += 1
                 if record.get("kernel") and record["status"] not in NO_FAULT_STATUSES:
                     name = f"{record['op']}/{record['kernel']}"
                     failure_text = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
                     failures.setdefault(name, f"{name} {failure_text}")
-    return failures, statuses
+    return failures, num_by_status
 
 
 def environment_in(run: Path) -> dict[str, Any]:

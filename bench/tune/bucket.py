@@ -62,9 +62,9 @@ class DeviceTimes:
                 if isinstance(times_by_config[config], str):
                     continue
                 try:
-                    rotation = Rotation(self._kernel.with_config(config), self._spec, inputs)
-                    rotation()  # compiles
-                    ready_calls[config_name(config)] = rotation
+                    rotating_call = Rotation(self._kernel.with_config(config), self._spec, inputs)
+                    rotating_call()  # compiles
+                    ready_calls[config_name(config)] = rotating_call
                 except Failed.errors() as error:
                     times_by_config[config] = Failed.of(error, "").reason
             if not ready_calls:
@@ -278,7 +278,7 @@ class TuningRun:
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
-        own_times: dict[str, float] = {}
+        default_times: dict[str, float] = {}
         case_ids = {str(record.case_id) for record in records}
         for record in records:
             if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
@@ -286,12 +286,12 @@ class TuningRun:
                 times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
                 times[case] = math.log(record.latency_median_ms)
                 if values == asdict(kernel.config_for(Case(**record.case), self.scheme, self.device)):
-                    own_times.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
-        if own_times.keys() != case_ids:
+                    default_times.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
+        if default_times.keys() != case_ids:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
             return BucketResult(**counts, reason=reason)
-        default_total = sum(own_times.values())
+        default_total = sum(default_times.values())
         totals = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
         values, total = min(totals, key=lambda entry: entry[1], default=({}, default_total))
         if total >= default_total:

@@ -33,10 +33,10 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> l
     records_by_card: dict[tuple[str, str], list[Record]] = {}
     for record in counted_records:
         records_by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
-    for (op, card), group in records_by_card.items():
+    for (op, gpu_name), group in records_by_card.items():
         path = folder / op / "choices.json"
         choices = json.loads(path.read_text()) if path.is_file() else {}
-        choices[card] = choose(op, group)
+        choices[gpu_name] = choose(op, group)
         write_whole(path, json.dumps(choices, indent=2, allow_nan=False) + "\n")
         paths[path] = None
     return list(paths)
@@ -117,7 +117,7 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns the record's config as JSON in a list, which also has "" if the launcher chooses this config itself."""
+    """Returns a list with the record's config as JSON.  It also has "" if the launcher itself chooses this config."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -127,7 +127,7 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Returns the kernels with the fastest layout of packed weights over all ranges, or all kernels without packing."""
+    """Returns the kernels that use the fastest layout of packed weights, or all kernels if the op packs no weights."""
     names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names
@@ -143,7 +143,7 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
 
 
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
-    winner = next((contender for name, contender in best.items() if name in allowed), next(iter(best.values())))
-    entry: dict[str, Any] = {"kernel": winner.kernel, "record": winner.run_id}
+    best_contender = next((contender for name, contender in best.items() if name in allowed), next(iter(best.values())))
+    entry: dict[str, Any] = {"kernel": best_contender.kernel, "record": best_contender.run_id}
     configs = {name: json.loads(contender.config) for name, contender in best.items() if contender.config}
     return entry | ({"scheme": scheme, "configs": configs} if configs else {})

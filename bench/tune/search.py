@@ -58,10 +58,10 @@ def search(
 ) -> SearchResult:
     """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
-    The search first tries configs that differ from the best config in few fields.  So it moves in small steps from a
-    good config.  Otherwise the order of `candidates` is kept.  `least` gives the least possible time of a config.  Each
-    group of configs is timed interleaved with the best config so far.  The times of the group are divided by the time
-    of the best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
+    The search first tries the configs that differ from the best config in the fewest fields.  Otherwise the order of
+    `candidates` is kept.  `least` gives the least possible time of a config.  Each group of configs is timed
+    interleaved with the best config so far.  The times of the group are divided by the time of the best config.  So if
+    the GPU becomes slower during the search, the ratios stay the same."""
     result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
@@ -81,17 +81,17 @@ def search(
         if not group:
             break
         group_times = times([best_config, *group])
-        anchor_times = group_times[best_config]
-        if isinstance(anchor_times, str):
-            result.failures[best_config] = anchor_times
+        best_group_times = group_times[best_config]
+        if isinstance(best_group_times, str):
+            result.failures[best_config] = best_group_times
             break
-        scale = result.scores[best_config] / _mean(anchor_times)
-        best_times = anchor_times
+        scale = result.scores[best_config] / _mean(best_group_times)
+        best_times = best_group_times
         for config in group:
             seconds = group_times[config]
             if isinstance(seconds, str):
                 result.failures[config] = seconds
-            elif _mean(seconds) > DROP_RATIO * _mean(anchor_times):
+            elif _mean(seconds) > DROP_RATIO * _mean(best_group_times):
                 result.dropped += 1
             else:
                 result.scores[config] = scale * _mean(seconds)

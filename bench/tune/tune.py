@@ -64,24 +64,24 @@ def tune_op(
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
     other_kernels = [] if dry_run else _others(op, tunable, selection.device)
-    run = TuningRun(spec, tunable, other_kernels, schemes[0], selection.device, RunWriter(out), seed, dry_run)
+    tuning_run = TuningRun(spec, tunable, other_kernels, schemes[0], selection.device, RunWriter(out), seed, dry_run)
     buckets = _by_bucket(op, selection.cases_of(spec))
     deadline = time.monotonic() + budget_s
-    for number, (name, bucket_cases) in enumerate(buckets.items()):
+    for bucket_index, (name, bucket_cases) in enumerate(buckets.items()):
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
-            run.stopped = f"the budget ended after {number} of {len(buckets)} buckets"
+            tuning_run.stopped = f"the budget ended after {bucket_index} of {len(buckets)} buckets"
             break
-        run.bucket(name, bucket_cases, remaining_s / (len(buckets) - number))
-    return run
+        tuning_run.bucket(name, bucket_cases, remaining_s / (len(buckets) - bucket_index))
+    return tuning_run
 
 
 def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
     buckets: dict[str, list[Case]] = {}
     for case in cases:
         if (rows := rows_of(case)) is None:
-            expected = "expected one of M, T, B to say its rows, by which configs are chosen"
-            raise ValueError(f"case: {expected}; {op} has {case.id}")
+            expected_text = "expected one of M, T, B to say its rows, by which configs are chosen"
+            raise ValueError(f"case: {expected_text}; {op} has {case.id}")
         buckets.setdefault(bucket_of(rows), []).append(case)
     return buckets
 

@@ -93,26 +93,26 @@ def choose_kernels(
     all_kernels = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
     kernels = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
     cache = KeptTimes(arch.name, facts, (kernel for kernel in kernels if kernel.why_not_here(limits.device) is None))
-    fastest = {}
+    fastest_choices = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
             take_times = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
             times = cache.of(op, bucket, take_times)
             choices = [replace(choice, why=_reason(choice, times)) for choice in choices]
             choices.sort(key=lambda choice: times.get(choice.kernel.name, 0.0))
-        fastest[op, bucket] = choices
+        fastest_choices[op, bucket] = choices
     cache.keep()
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     if replays:
         for upper in (limit for limit in BUCKET_ROWS if limit <= MOST_REPLAYED):
-            fastest |= replayed(bucket_of(upper), fastest, cache.times, limits.arch.num_layers)
-    (product,) = set(MATMUL_OPS) & set(limits.ops)
-    products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
-    packings = _ways(products, cache.times.get(product, {}), limits)
-    for bucket, choices in products.items():
-        fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
-    return fastest
+            fastest_choices |= replayed(bucket_of(upper), fastest_choices, cache.times, limits.arch.num_layers)
+    (matmul_op,) = set(MATMUL_OPS) & set(limits.ops)
+    matmul_choices = {bucket: choices for (op, bucket), choices in fastest_choices.items() if op == matmul_op}
+    packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
+    for bucket, choices in matmul_choices.items():
+        fastest_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
+    return fastest_choices
 
 
 def replayed(
@@ -148,8 +148,8 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Returns the fewest weight packings with which gemm takes at most `TOLERATED_RATIO` times the best time per
-    bucket.  If two copies of all weights do not fit, returns the packing with the least geometric mean loss."""
+    """Returns the fewest packings of the weight that keep gemm within `TOLERATED_RATIO` of its best time per bucket.
+    There are at most two, or one if two copies of all weights do not fit.  Ties go to the least geometric mean loss."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
@@ -193,20 +193,22 @@ def time_kernels(
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
     """Returns one function per copy of the weights, to run all matmuls.  With few rows, the copies exceed the cache."""
-    weight_bytes = sum(product["b"].nbytes for product in inputs)
+    weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
     copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
-        scales = ({name: product[name] for name in ("scale", "zero") if name in product} for product in inputs)
-        weights = (product["b"].mT.clone().mT for product in inputs)
+        scales = (
+            {name: matmul_args[name] for name in ("scale", "zero") if name in matmul_args} for matmul_args in inputs
+        )
+        weights = (matmul_args["b"].mT.clone().mT for matmul_args in inputs)
         return [
-            {**product, "b": packed(kernel.prepare, weight, **scale)}
-            for product, weight, scale in zip(inputs, weights, scales, strict=True)
+            {**matmul_args, "b": packed(kernel.prepare, weight, **scale)}
+            for matmul_args, weight, scale in zip(inputs, weights, scales, strict=True)
         ]
 
     def run(arguments: list[dict[str, Any]]) -> None:
-        for product in arguments:
-            kernel.fn(**product)
+        for matmul_args in arguments:
+            kernel.fn(**matmul_args)
 
     return [partial(run, prepared()) for _ in range(copy_count)]
 
@@ -266,7 +268,7 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call, by name.  Names take turns, and so do the functions of a name.
+    """Returns the median microseconds of a call, by name.  Names are timed in turn, and so are a name's functions.
 
     Returns {} if the clock passes `ends` before the first round.  If it passes later, further rounds are skipped."""
     call_counts = {}
@@ -276,14 +278,14 @@ def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = m
         if time.monotonic() > ends:
             return {}
         call_counts[name] = max(1, round(SAMPLE_S / max(_seconds(functions, len(functions)) / len(functions), 1e-7)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    time_samples: dict[str, list[float]] = {name: [] for name in calls}
     for round_index in range(TIMING_ROUNDS):
         if round_index and time.monotonic() > ends:
             break
         for name, functions in calls.items():
             count = -(-call_counts[name] // len(functions)) * len(functions)
-            samples[name].append(1e6 * _seconds(functions, count) / count)
-    return {name: round(statistics.median(times), 2) for name, times in samples.items()}
+            time_samples[name].append(1e6 * _seconds(functions, count) / count)
+    return {name: round(statistics.median(times), 2) for name, times in time_samples.items()}
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:

@@ -91,11 +91,11 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     cache = meta(max_blocks, block_size, kv_heads, D)
     q, k = meta(M, heads, D), meta(M, kv_heads, D)
     token_ids = meta(M, dtype=torch.int64)
-    options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
+    attention_options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
     table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
-    fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **options}
+    fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **attention_options}
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": token_ids, "weight": meta(arch.vocab_size, H)},
         "rmsnorm": {"x": meta(M, H), "weight": meta(H), "eps": arch.rms_norm_eps},
@@ -105,7 +105,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
             **{"cos": table, "sin": table, "positions": token_ids, "slot_mapping": token_ids},
             **(dict.fromkeys(("q_norm", "k_norm"), meta(D)) if arch.qk_norm else {}),
         },
-        "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
+        "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **attention_options},
         "decode_attention": pages | _paged(M, max_blocks),
         "paged_attention": pages | _paged(1, max_blocks) | {"cu_seqlens_q": bounds},
         FUSED_OP: {"a": meta(M, H), "b": meta(2 * arch.intermediate_size, H).mT},
@@ -187,7 +187,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor | None) -> Any:
-    """Packs `b` by `way` (a kernel's `prepare`), which may need tensors of `beside`.  Without `way`, returns `b`."""
+    """Packs `b` by `way` (a kernel's `prepare`), with further tensors from `beside`.  Without `way`, returns `b`."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -23,10 +23,7 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 def wrapped_ops(
     runner: ModelRunner, wrap: Wrap, note_time: Callable[[str, float], None] | None = None
 ) -> Iterator[None]:
-    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns off recorded steps, which call no ops.
-
-    With `note_time`, decode steps on a CPU are still replayed.  `note_time` then gets the kernel (such as
-    `gemm/native`) and the seconds of each launch of a replay."""
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  CUDA graphs are off: a replay calls no ops."""
     ops, graphs = runner.ops, runner.graphs
     replays = graphs if note_time and isinstance(graphs, DecodeReplays) else None
 
@@ -45,7 +42,7 @@ def wrapped_ops(
 
 
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:
-    """Returns a context that adds the seconds of each call of an op to `spent`.
+    """Returns a context.  Inside it, the seconds of each call of an op are appended to `spent`.
 
     On a GPU these are the times of launches, because nothing waits for the device."""
 

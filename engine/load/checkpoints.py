@@ -52,7 +52,7 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """Maps the header keys of the end-of-text, end-of-turn and end-of-message tokens to ids; None if missing."""
+        """Maps header keys to the ids of the end-of-text, end-of-turn and end-of-message tokens, or to None."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
@@ -100,12 +100,12 @@ def read_safetensors(
     """Yields the tensors `names` of a safetensors file, or all its tensors if `names` is None.  Raises `ValueError` if
     the file is damaged or lacks one of `names`.  The error message begins with the text `option`."""
     try:
-        with safe_open(file, framework="pt") as handle:
-            stored_names = set(handle.keys())
+        with safe_open(file, framework="pt") as tensor_file:
+            stored_names = set(tensor_file.keys())
             if missing_names := sorted((names or set()) - stored_names):
                 raise ValueError(f"{option}: {file.name} lacks {missing_names[0]!r}, which the index looks for there")
             for name in sorted(stored_names if names is None else names):
-                yield name, handle.get_tensor(name)
+                yield name, tensor_file.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(f"{option}: {file.name} is not a whole safetensors file: {error}") from error
 
@@ -125,8 +125,8 @@ class SafetensorsCheckpoint:
     def _files_of(self) -> dict[Path, set[str] | None]:
         """Maps each safetensors file to the names of the tensors to read from it.  None means all tensors of the file.
 
-        As in transformers, reads only model.safetensors if it exists.  Else reads the files of the index, or without an
-        index all files.  Other files, such as `consolidated.safetensors`, hold the same tensors again."""
+        Like transformers, reads only `model.safetensors` if it exists.  Else reads the files in the index.  Without an
+        index, reads `model*.safetensors`, or else `*.safetensors`.  Any other file holds the same tensors again."""
         single_file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if single_file.is_file():
             return {single_file: None}

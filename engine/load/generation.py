@@ -1,7 +1,7 @@
 """Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-A field of the file is used, refused (`REFUSED_FIELDS`), or ignored because it changes no answer.  A request's settings
-replace the model's settings.  Only the request sets the length of the answer and `do_sample` (random or greedy).
+Fields in `REFUSED_FIELDS` are refused.  Fields that change no answer are ignored.  A request's settings replace the
+model's settings.  Only the request sets the length of the answer and `do_sample` (random or greedy).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ REFUSED_FIELDS: Mapping[str, float | None] = {
 
 
 def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the model's own sampling settings for the names in `OF_MODEL`.  Raises `ValueError` on a field in
-    `REFUSED_FIELDS`, on a setting of the wrong type, and on a value out of range.
-    """
+    """Returns the settings in `MODEL_SETTINGS`, with the model's own values from `fields`.  Raises `ValueError` on a
+    field in `REFUSED_FIELDS`, on a setting of the wrong type, and on a value out of range."""
     for name, off_value in REFUSED_FIELDS.items():
         if (value := fields.get(name)) not in (None, off_value, [], {}):
             raise ValueError(f"model: {source}: {name} {value!r:.60} is not implemented")

@@ -81,18 +81,18 @@ def _add(entries: dict[str, Any], name: str, value: Any) -> None:
 def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str, GGUFTensor]:
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"general.alignment {alignment!r}")
-    entries: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
+    tensor_entries: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
     for _ in range(count):
         name = _text(file)
         (num_dimensions,) = struct.unpack("<I", _exactly(file, 4))
         if num_dimensions > 4:
             raise ValueError(f"{name} has {num_dimensions} dimensions")
         *rows, type_id, offset = struct.unpack(f"<{num_dimensions}QIQ", _exactly(file, 8 * num_dimensions + 12))
-        _add(entries, name, (tuple(reversed(rows)), type_id, offset, _bytes(name, rows, type_id)))
+        _add(tensor_entries, name, (tuple(reversed(rows)), type_id, offset, _bytes(name, rows, type_id)))
     data_start = -(-file.tell() // alignment) * alignment
     file_size, next_offset, last_name = path.stat().st_size, 0, "the header"
     tensors = {}
-    for name, (shape, type_id, offset, size) in entries.items():
+    for name, (shape, type_id, offset, size) in tensor_entries.items():
         if data_start + offset + size > file_size:
             raise ValueError(f"it is cut short: tensor {name} lies beyond its {file_size} bytes")
         if offset != next_offset:
@@ -115,10 +115,10 @@ def _bytes(name: str, shape: list[int], kind: int) -> int:
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
-    content = file.read(size) if size < 2**31 else b""
-    if len(content) != size:
+    data_bytes = file.read(size) if size < 2**31 else b""
+    if len(data_bytes) != size:
         raise ValueError("it is cut short")
-    return content
+    return data_bytes
 
 
 def _text(file: BinaryIO) -> str:

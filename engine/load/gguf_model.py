@@ -73,7 +73,7 @@ class GGUFModel:
         if not heads or embedding is None or len(embedding.shape) != 2:
             raise ValueError(f"model: {self.path.name} has no {key}attention.head_count or no matrix token_embd.weight")
         head_dim = self._whole(f"{key}attention.key_length", hidden // heads)
-        window = self._whole(f"{key}attention.sliding_window", 0)
+        window_size = self._whole(f"{key}attention.sliding_window", 0)
         expected = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
         if self.kind != "llama":
             expected["attention.sliding_window"] = 0
@@ -81,8 +81,8 @@ class GGUFModel:
             if (value := self.fields.get(key + name, expected_value)) != expected_value:
                 raise ValueError(f"model: {self.path.name}: {key}{name} {value!r} is not modelled yet")
         return {
-            "model_type": "mistral" if window else self.kind,
-            "sliding_window": window or None,
+            "model_type": "mistral" if window_size else self.kind,
+            "sliding_window": window_size or None,
             "rope_scaling": rope_factors and {"rope_type": "factors", "factors": rope_factors.values().tolist()},
             "hidden_size": hidden,
             "intermediate_size": self._whole(f"{key}feed_forward_length"),

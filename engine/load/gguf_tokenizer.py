@@ -1,7 +1,7 @@
 """Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Nothing is added or guessed.
 
-Regular expressions split a text before the merges.  The header only names them (`tokenizer.ggml.pre`).  The expressions
-here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
+Regular expressions split a text before the merges.  The header holds only their name (`tokenizer.ggml.pre`).  The
+expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names and expressions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEY_TYPES = (
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
 """The names of keys, the type of their values, and whether a value is a list of that type."""
-_IGNORES_MERGES = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_MERGELESS_NAMES = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these names, a word that is itself a token is not cut, whatever the merges say, and a text begins with BOS."""
 
 
@@ -81,7 +81,7 @@ def gguf_tokenizer(path: Path) -> Any:
         backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
     backend.add_tokens([AddedToken(token, special=is_special, normalized=False) for token, is_special in added])
-    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _IGNORES_MERGES)
+    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _MERGELESS_NAMES)
     adds_eos = eos is not None and get("add_eos_token", False)
     if adds_bos or adds_eos:
         template_parts = [*([bos] if adds_bos else []), "$A", *([eos] if adds_eos else [])]
@@ -98,8 +98,8 @@ def gguf_tokenizer(path: Path) -> Any:
 
 def _check_types(file: str, header: Mapping[str, Any]) -> None:
     """Raises `ValueError` if a key that this module reads has a value of the wrong type."""
-    for names, kind, is_list in _KEY_TYPES:
-        for name in names.split():
+    for key_names, kind, is_list in _KEY_TYPES:
+        for name in key_names.split():
             name = name if name == "chat_template" else f"ggml.{name}"
             value = header.get(f"tokenizer.{name}")
             values = value if is_list and isinstance(value, list) else [value]
@@ -110,7 +110,7 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` if `merges` is empty or gives an unknown token."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` if `merges` is empty or forms an unknown token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merge_pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -120,7 +120,7 @@ def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: st
         for token in (*merge_pair, "".join(merge_pair)):
             if token not in vocab:
                 raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {merge_pair}, and {token!r} is no token")
-    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _IGNORES_MERGES))
+    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _MERGELESS_NAMES))
     splitters = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in _REGEXES[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splitters, byte_level])

@@ -1,9 +1,9 @@
 """Converts a token to its bytes, and a stream of tokens to text.
 
-The bytes of a token depend on no other token, so a streamed answer has the same text as a whole answer.  In bytes that
-are not valid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
-decoder of the package `tokenizers` differs.  If a run of byte tokens has one wrong byte, that decoder replaces all
-bytes of the run.  A stream cannot do this, because it sends the first bytes before it sees the wrong byte.
+The bytes of a token depend on no other token.  So a streamed answer has the same text as an answer in one piece.  In
+invalid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
+decoder of the package `tokenizers` differs: one wrong byte in a run of byte tokens makes it replace all bytes of the
+run.  A stream cannot do this, because it sends the first bytes before it sees the wrong byte.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Pieces:
     """Maps a token id to the token's bytes, as the tokenizer's own decoder does.  Special tokens have no bytes."""
 
     def __init__(self, tokenizer: Any):
-        backend = tokenizer.backend_tokenizer
-        decoder = json.loads(backend.to_str())["decoder"] or {"type": "Fuse"}
+        rust_backend = tokenizer.backend_tokenizer
+        decoder = json.loads(rust_backend.to_str())["decoder"] or {"type": "Fuse"}
         steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-        self._token = backend.id_to_token
+        self._token = rust_backend.id_to_token
         self._special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._replaced: list[tuple[str, str]] = []
         self._fallback = self._by_bytes = False
@@ -71,8 +71,8 @@ def byte_characters() -> dict[str, int]:
     """Maps each character of a byte-level vocabulary (GPT-2) to its byte.  A printable byte is written as its own
     character. The other bytes are written as the characters from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    unprintable = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(other_bytes)}
 
 
 _BYTE_OF_CHARACTER = byte_characters()

@@ -73,7 +73,7 @@ class Tokenizer:
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        r"""Returns the token's name for a reply, and its bytes.  An incomplete character is named like `bytes:\xd2`."""
+        r"""Returns the token's name and bytes.  For bytes that are not UTF-8, the name has the form `bytes:\xd2`."""
         token_bytes = self.pieces(token_id)
         if not token_bytes:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
@@ -85,9 +85,9 @@ class Tokenizer:
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
         """Returns a token that has a different id in the tokenizer `other`, with that id; None if all ids are equal."""
-        ids = other._tokenizer.get_vocab()
+        id_of = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
-        return next(((token, ids.get(token)) for token, token_id in vocabulary if ids.get(token) != token_id), None)
+        return next(((token, id_of.get(token)) for token, token_id in vocabulary if id_of.get(token) != token_id), None)
 
     def stream(self) -> TextStream:
         """Returns a new decoder, which turns tokens into text as they arrive."""
@@ -95,7 +95,7 @@ class Tokenizer:
 
 
 class Numbers:
-    """Replaces the tokenizer of a model with random weights.  A text's bytes are its ids.  A token's text is its id."""
+    """Replaces the tokenizer for random weights.  Each byte of a text becomes a token id.  A token's text is its id."""
 
     longest = 1
     special: Mapping[str, int] = {}
@@ -163,7 +163,7 @@ def _of_text(message: ChatMessage) -> dict[str, Any]:
 
 
 def check_text(prompt: str) -> None:
-    """Raises `ValueError` if UTF-8 cannot encode `prompt`.  Python reads invalid argument bytes as lone surrogates."""
+    """Raises `ValueError` if `prompt` has lone surrogates.  Python makes them from invalid bytes of a command line."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass
 class LayerWeights:
-    """Holds the weights of one decoder layer.  `qkv` packs the weights of q, k and v; `gate_up` packs gate and up."""
+    """Holds the weights of one decoder layer.  `qkv` packs `q`, `k` and `v`.  `gate_up` packs `gate` and `up`."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -100,14 +100,14 @@ def load_weights(
 
 
 def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
-    """Packs the tensors of one decoder layer, selected by their name prefix.  Removes these tensors from `tensors`."""
+    """Packs the tensors of one decoder layer, which have the name prefix `prefix`.  Removes them from `tensors`."""
 
     def take(*names: str) -> torch.Tensor:
         # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
         part_tensors = [tensors.pop(prefix + name) for name in names]
         return part_tensors[0] if len(part_tensors) == 1 else torch.cat(part_tensors)
 
-    qkv = [f"self_attn.{part}_proj" for part in "qkv"]
+    qkv = [f"self_attn.{letter}_proj" for letter in "qkv"]
     return LayerWeights(
         input_norm=take("input_layernorm.weight"),
         qkv=take(*(f"{name}.weight" for name in qkv)),
@@ -126,7 +126,7 @@ def dummy_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random parameters of the right shapes.  Norms multiply by 1, and matrices have variance `1 / in_features`.
 
-    The numbers are drawn on `device`, because 8 billion take minutes on a CPU.  The numbers differ between devices."""
+    The numbers are drawn on `device`, because a CPU takes minutes for 8 billion.  Each device draws other numbers."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.full(shape, 1.0 - arch.norm_offset)

@@ -62,7 +62,7 @@ class BodyFormat(ABC):
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Merges the log-probabilities of an answer's tokens into one dictionary.  Concatenates fields with lists."""
         list_names = (name for name, value in parts[0].items() if isinstance(value, list))
-        return parts[0] | {name: [value for part in parts for value in part[name]] for name in list_names}
+        return parts[0] | {name: [value for piece in parts for value in piece[name]] for name in list_names}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Returns the `choices` entry of the event that comes before all tokens, or None if there is no such event."""

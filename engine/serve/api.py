@@ -88,7 +88,7 @@ class Service:
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
         """Returns the prompt's token ids, computed by a second thread.  Raises `ApiError` for the field `param` if the
-        prompt cannot be encoded, or if the prompt is certainly too long."""
+        prompt cannot be encoded.  Also raises it before encoding, if a long prompt cannot fit into the context."""
         content: Any = prompt
         min_tokens = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
         if isinstance(content, str) or is_chat(content):
@@ -142,8 +142,8 @@ class Service:
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
         """Returns the reply to a request: a stream of events, or one whole body."""
-        loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
-        deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
+        event_loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
+        deadline_s = event_loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
         request_fields = body.asked()
         num_answers, trace_parent = len(request_fields.prompts) * (body.n or 1), request.headers.get("traceparent")
@@ -162,8 +162,8 @@ class Service:
         try:
             await while_there(request.receive, begin())
         except ValueError as error:
-            param, colon, _ = str(error).partition(":")  # the engine's sentences begin with the argument
-            raise ApiError(400, str(error), param if colon and param.isidentifier() else None) from error
+            param, separator, _ = str(error).partition(":")  # the engine's sentences begin with the argument
+            raise ApiError(400, str(error), param if separator and param.isidentifier() else None) from error
         except TimeoutError as error:
             raise ApiError(*TIMED_OUT) from error
         reply: Response
@@ -181,17 +181,17 @@ class Service:
     async def live(self) -> AsyncGenerator[bytes, None]:
         """Yields ten events per second for the web page: the engine's state, and the steps since the last event."""
         engine, engine_info = self.engine, self.engine.info
-        last_number = engine.steps[-1].number if engine.steps else 0
+        last_step = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)
         try:
             yield _event({"info": {"name": self.model, **asdict(engine_info)}})
             while not (engine.died.is_set() or engine.ending):
                 new_steps = []
                 for line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
-                    if line.number <= last_number:
+                    if line.number <= last_step:
                         break
                     new_steps.append(asdict(line))
-                last_number = new_steps[0]["number"] if new_steps else last_number
+                last_step = new_steps[0]["number"] if new_steps else last_step
                 yield _event({"state": asdict(engine.state), "steps": new_steps[::-1]})
                 await asyncio.sleep(LIVE_INTERVAL_S)
         finally:

@@ -79,7 +79,7 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader.  The queue holds at most all tokens of the answers, even if the reader is slow."""
+    """Queues tokens for one reader.  The queue has no limit, but it never holds more than all tokens of the answers."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
@@ -92,22 +92,21 @@ class Inbox:
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
         while len(arrived_tokens) < TOKENS_AT_ONCE and not (arrived_tokens and self._come.empty()):
-            item = await self._come.get()
-            if isinstance(item, Exception):
-                self.put(item)
+            queue_item = await self._come.get()
+            if isinstance(queue_item, Exception):
+                self.put(queue_item)
                 if not arrived_tokens:
-                    raise item
+                    raise queue_item
                 break
-            arrived_tokens.append(item)
+            arrived_tokens.append(queue_item)
         return arrived_tokens
 
 
 class Engine:
     """Controls the engine's process.  Call `start` first.  Call all methods from one event loop.
 
-    `observe` receives every step, and `gap` receives the time between two tokens of an answer.  Each function in
-    `ended` receives every `Call` that has ended or was dropped.
-    """
+    Three attributes are callbacks.  `observe` gets every step.  `gap` gets the seconds between two tokens of an answer.
+    The functions in `ended` get every `Call` that has ended or was dropped."""
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
         self.info: Ready
@@ -186,7 +185,7 @@ class Engine:
         """Queues all prompts of a request at once, between two steps.  The tokens go to `inbox`.
 
         Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended.
-        After an error, the engine has no prompt of the request."""
+        After an error, no prompt of the request is queued."""
         if self.died.is_set():
             raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
@@ -280,7 +279,7 @@ class Engine:
         self.calls.clear()
 
     def cut(self) -> None:
-        """Ends all calls because the server ends.  Calls keep their tokens so far.  Their readers then drop them."""
+        """Ends all calls, because the server ends.  A reader first gets the tokens so far, and then drops its call."""
         self.ending = True
         for call in self.calls.values():
             self._end(call, TimeoutError())

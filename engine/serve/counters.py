@@ -68,8 +68,8 @@ class Counters:
                 self._drafted.inc(step.drafted)
                 self._accepted.inc(sum(step.accepted))
                 self._emitted.inc(step.tokens)
-                for position, count in enumerate(step.accepted):
-                    self._accepted_at.labels(*self._labels, str(position)).inc(count)
+                for draft_position, count in enumerate(step.accepted):
+                    self._accepted_at.labels(*self._labels, str(draft_position)).inc(count)
 
     def gap(self, seconds: float) -> None:
         """Records a gap between two tokens immediately.  Recording all gaps at the end of an answer took seconds."""

@@ -15,10 +15,10 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeo
 
 TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
 """The arguments of the `ApiError` for an answer that took too long."""
-_MAX_TEXT = 80
+_MAX_TEXT_LENGTH = 80
 """The most characters of a request's body that an error message shows."""
 _SHORT_REPR = reprlib.Repr()
-_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _MAX_TEXT
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _MAX_TEXT_LENGTH
 _SHORT_REPR.maxlevel = 1  # below, it would sort a dict of any size
 _UNSUPPORTED_NOTES = {
     **dict.fromkeys(("role", "tools", "tool_calls", "functions"), " (there are no tools yet)"),
@@ -68,11 +68,11 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Converts one of pydantic's errors, in this order: a wrong literal (a part's `type`), an unknown field, a wrong
-    value, a wrong type.  A union reports errors of all its members.  In a tie, the most deeply nested error wins."""
+    """Converts the first of pydantic's errors in this order: a wrong literal (a part's `type`), an unknown field, a
+    wrong value, a wrong type.  In a tie takes the most nested error: a union reports the errors of all its members."""
     rank_of = {"literal_error": 3, "extra_forbidden": 2}
     error = max(errors, key=lambda err: (rank_of.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
-    path = [str(key)[:_MAX_TEXT] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]
+    path = [str(key)[:_MAX_TEXT_LENGTH] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]
     if error["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON: {error['ctx']['error']}")
     if error["type"] == "extra_forbidden":

@@ -51,8 +51,8 @@ class Limits:
 
 
 class Guard:
-    """Checks every request before its route (ASGI middleware).  Records the arrival time.  Refuses wrong headers.
-    Refuses a body that is too large before it has read all of it.  Answers HEAD like GET, but without a body."""
+    """Checks every request before its route (ASGI middleware).  Records the arrival time and refuses wrong headers.
+    Stops reading a body that is too large.  Answers HEAD like GET, but without a body."""
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
@@ -65,9 +65,9 @@ class Guard:
         scope.setdefault("state", {})["arrival_s"] = time.perf_counter()
         headers, is_head = dict(scope["headers"]), scope["method"] == "HEAD"
         name = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
-        whole_url = re.match("https?://[^/]*", scope["path"])
-        if whole_url:
-            scope = {**scope, "path": scope["path"][whole_url.end() :] or "/"}
+        url_origin = re.match("https?://[^/]*", scope["path"])
+        if url_origin:
+            scope = {**scope, "path": scope["path"][url_origin.end() :] or "/"}
         read, whole = 0, b"expect" in headers
 
         async def counted() -> Message:
@@ -106,8 +106,8 @@ class Guard:
         head = (scope["path"], scope["query_string"], *(text for header in scope["headers"] for text in header))
         if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
-        is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
-        if self.limits.api_key is not None and not is_open:
+        is_public = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
+        if self.limits.api_key is not None and not is_public:
             auth_scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
             key_matches = secrets.compare_digest(key.strip(), self.limits.api_key.encode())

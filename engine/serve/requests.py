@@ -1,8 +1,8 @@
 """Defines the fields that a request may have: OpenAI's fields, and the fields that vLLM adds.
 
-If this server does not support a field of OpenAI, the field may only be null, false or empty.  Names, types and ranges
-are the same as in OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and
-`ignore_eos` come from vLLM.
+A field of OpenAI that this server does not support must be null, false or empty.  Names, types and ranges are the same
+as in OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos`
+come from vLLM.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Strict(BaseModel):
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
         """Removes unknown fields that are null, false or empty, because OpenAI's client sends many (`model_dump()`).
-        Keeps only the first of the others, which causes an error.  A request may have a million of them."""
+        Keeps only one other unknown field.  So a request with a million unknown fields causes one error."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data

@@ -81,8 +81,8 @@ def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
     """Returns the fields of a `StepLine` that describe the step's drafts, or an empty dict without drafts."""
     if speculated is None:
         return {}
-    seconds = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
-    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **seconds}
+    times_s = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
+    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **times_s}
 
 
 class Worker:

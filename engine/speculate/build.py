@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Describes a drafter, with checked and opened files: rows of a sequence per step, architecture and weights."""
+    """Describes a drafter: the row limit of a sequence in a step, the architecture, and the weights."""
 
     rows: int = 1
     """The most rows of a sequence in a step."""
@@ -87,7 +87,7 @@ def build(
 ) -> Speculator | None:
     """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of `SpeculativeRunner`.
 
-    Reads a draft model's weights.  Raises `ValueError` on weights of wrong shapes, or if no kernel can run it."""
+    Raises `ValueError` if a weight of the drafter has a wrong shape, or if no kernel can run the drafter."""
     if asked is None:
         return None
     runner = SpeculativeRunner(*about)

@@ -25,8 +25,8 @@ class Chain(Drafter, ABC):
     """Drafts tokens one after another, each from the token before it.  The drafter's KV cache uses the page numbers of
     the model's KV cache.
 
-    A drafted token is drawn with the settings and the seed of its request, and with its position.  The model later
-    draws with the same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
+    The drafter draws a token with its request's settings and seed, and with its position.  The model later uses the
+    same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner
@@ -82,7 +82,7 @@ class Chain(Drafter, ABC):
 
 
 class ModelDrafter(Chain):
-    """Drafts with a smaller model of the same vocabulary.  It computes all other tokens too, for its own KV cache."""
+    """Drafts with a smaller model of the same vocabulary.  The model computes every token, to fill its own KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Returns the logits `[rows, vocab_size]` of the next tokens, and `state`, which stays empty."""
@@ -91,8 +91,8 @@ class ModelDrafter(Chain):
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step to the drafter's cache.  The drafter did not compute
-        these tokens before: tokens of prompts, of rows without a draft, and the last token of a draft."""
-        first_row = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
-        inputs = replace(inputs, drawn=first_row)  # hidden states behind the last layer are not needed
+        """Writes the keys and values of all tokens of the step to the drafter's cache.  Some are still missing there:
+        those of prompts, of rows without a draft, and of the last token of each draft."""
+        row_index = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
+        inputs = replace(inputs, drawn=row_index)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

@@ -1,8 +1,8 @@
 """Drafts tokens with EAGLE: one decoder layer predicts the next hidden state (Li et al., arXiv 2401.15077).
 
 A draft is a chain of tokens, not a tree.  The layer reads the hidden state from which the model drew the newest token.
-The previous step computed this state.  If the previous tokens were found in the KV cache, the state is not known.  Then
-the state is 0, which lowers the acceptance rate of the first drafts only.
+After a hit in the prefix cache this state is not known, because no step has computed it.  The layer then reads zeros.
+This lowers the acceptance rate of the first drafts only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Chooses the length of drafts, from the time that a drafted token adds to a step and from the rate of acceptance.
+"""Chooses the length of drafts, from the time that a drafted token costs and from the rate of acceptance.
 
-The cost of a drafted token is the time that it adds to a step, with the time to draft it.  An accepted token saves
-`step_time / sequences`, for a step without drafts.  The price is `added_time / (step_time / sequences)`: at this chance
-of acceptance, cost and saving are equal.  If a token is accepted with chance `c`, then the first `i` tokens of a draft
-are all accepted with a chance of about `c**i`.  A draft ends where this chance falls below the price.
+The cost of a drafted token is the time to draft it plus the time that it adds to a step.  An accepted token saves
+`step_time / sequences`.  (`step_time` is the time of a step without drafts.)  The price is `cost / saving`: at this
+chance of acceptance, a token is worth its cost.  If `c` is the chance of acceptance of each token, the first `i` tokens
+of a draft are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_TOKENS, LONGEST_PAUSE = 16, 256
 
 @dataclass(slots=True)
 class Odds:
-    """Holds how often the latest drafts of a sequence were accepted.  The initial rate is high."""
+    """Counts the accepted tokens in the latest drafts of a sequence.  The initial acceptance rate is high."""
 
     length: int
     accepted: float = 1.5
@@ -88,8 +88,8 @@ class Lengths:
             return
         odds.accepted = DECAY_WEIGHT * odds.accepted + accepted
         odds.tried = DECAY_WEIGHT * odds.tried + accepted + (accepted < drafted)
-        chance = odds.accepted / odds.tried
-        odds.length = self._pays(chance)
+        acceptance_rate = odds.accepted / odds.tried
+        odds.length = self._pays(acceptance_rate)
         if odds.length:
             if odds.length == self.most:
                 odds.pause = PAUSE_TOKENS

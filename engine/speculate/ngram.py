@@ -1,5 +1,5 @@
-"""Drafts tokens from the text so far (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding).  A
-draft copies the tokens that followed the last two tokens earlier.  The occurrence with the best matching context wins.
+"""Drafts tokens from the text so far (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding).
+Finds the last two tokens in earlier text.  Copies the tokens after the occurrence with the best matching context.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the best earlier position of a token pair.  It has the most equal tokens before the pair; in a tie, the
-    latest wins.  The search starts at `place`, and `older` maps each position to an earlier one."""
-    best_place, longest_match, end = place, -1, len(tokens)
+    """Returns the earlier position of the last token pair with the most equal tokens before it.  In a tie, the latest
+    position wins.  The search starts at `place`.  `older` maps a position of a pair to its previous position."""
+    best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
         while (
@@ -37,11 +37,11 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
         ):
             count += 1
         if count > longest_match:
-            best_place, longest_match = place, count
+            best_position, longest_match = place, count
         if count == CONTEXT_TOKENS or place not in older:
             break
         place = older[place]
-    return best_place
+    return best_position
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
@@ -86,7 +86,7 @@ class NgramDrafter(Drafter):
         return drafting
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Copies the tokens after the earlier pair.  If the text ends first, the draft repeats its own tokens."""
+        """Copies the tokens after the earlier occurrence.  If there are too few such tokens, repeats them."""
         drafts = {}
         for sequence, length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids

@@ -60,9 +60,9 @@ class SpeculativeRunner(ModelRunner):
             rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
             self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[rows])
         if self._rows is not None:
-            order = np.array([sequence.row for sequence in self._rows.sequences])
-            self.batch.source[order] = np.arange(len(order))
-            self.batch.positions[order] += token_counts[: len(order)]
+            row_order = np.array([sequence.row for sequence in self._rows.sequences])
+            self.batch.source[row_order] = np.arange(len(row_order))
+            self.batch.positions[row_order] += token_counts[: len(row_order)]
             self.batch.changed = True
             self.drawn = on_device(np.array([new_tokens[-1] for new_tokens in tokens.values()]), self.device)
 

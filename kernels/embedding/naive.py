@@ -20,10 +20,10 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
     # token_id is int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_id = tl.load(token_ids_ptr + token)
     # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
-    known_columns = tl.where((token_id >= 0) & (token_id < V), H, 0)
+    column_count = tl.where((token_id >= 0) & (token_id < V), H, 0)
     for start in range(0, H, BLOCK_H):
         columns = start + tl.arange(0, BLOCK_H)
-        row = tl.load(weight_ptr + token_id * stride_weight + columns, mask=columns < known_columns, other=0.0)
+        row = tl.load(weight_ptr + token_id * stride_weight + columns, mask=columns < column_count, other=0.0)
         tl.store(out_ptr + token * stride_out + columns, row, mask=columns < H)
 
 

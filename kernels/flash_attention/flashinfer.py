@@ -2,10 +2,10 @@
 `flashinfer-python`.
 
 A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences go to
-`BatchPrefillWithRaggedKVCacheWrapper`.  A single causal sequence with more queries than keys goes there too. FlashInfer
-chooses the backend.  The plan (how the work is divided) of a dense batch depends only on the shape, so it is made once
-per shape.  A time measured after a warm-up does not contain the plan.  FlashInfer's log-sum-exp has base 2; another
-launch changes it to base e.
+`BatchPrefillWithRaggedKVCacheWrapper`.  So does a causal sequence with more queries than keys.  FlashInfer chooses the
+backend.  The plan (how the work is divided) of a dense batch depends only on the shape, so it is made once per shape.
+A time measured after a warm-up does not contain the plan.  Another launch changes FlashInfer's log-sum-exp from base 2
+to base e.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Implements the kernel `fp8`, the version after `tma`: queries, keys and values in e4m3, with one scale per head, on
 fp8 tensor cores.
 
-The scales of q and k multiply the softmax scale, once per tile.  The scale of v multiplies the result.  The softmax
-weights are e4m3 between 2**-9 and 2**8, because the kernel multiplies them by 2**8.  The softmax sum has the same
-factor, so the result does not change.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add the product of
-weights and values of each tile (see gemm_fp8/promoted.py).
+The scales of q and k multiply the softmax scale, once per tile.  The scale of v multiplies the result.  The kernel
+multiplies the softmax weights by 2**8 and rounds them to e4m3, so they are between 2**-9 and 2**8.  The softmax sum has
+the same factor, so the result does not change.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add up the
+products of weights and values, tile by tile (see gemm_fp8/promoted.py).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -46,9 +46,9 @@ def values_in_fp8(columns: bool, head_dim: int) -> bool:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows.  If head_dim is at most 64, it
-    may also have 128 rows.  If head_dim is above 128, a tile has 64 keys, because registers spill with more keys (read
-    in the SASS)."""
+    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows of queries.  If head_dim is at
+    most 64, some configs have 128 rows.  If head_dim is above 128, a tile has 64 keys, because more keys would spill
+    registers (read in the SASS)."""
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST_FP8_HEAD else (64,)
@@ -58,12 +58,13 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources.  Shared memory holds the queries, and the keys and values of all pipeline stages.
 
-    If the values are multiplied in e4m3, registers hold the output sums, and a tile's scores or products.  In fp16,
-    they hold the sums, the scores and the softmax weights.  Shared memory then also holds a tile of values in fp16."""
+    With values in e4m3, registers hold the output sums, and the scores or the product of a tile.  With values in fp16,
+    registers hold the output sums, the scores and the softmax weights.  Shared memory then also holds a tile of values
+    in fp16."""
     D = padded(int(case["D"]))
-    in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
-    columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
-    rows = config.block_m + (2 * config.num_stages + (not in_fp8)) * config.block_n
+    fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
+    columns = D + (max(D, config.block_n) if fp8_values else config.block_n + config.block_n // 2)
+    rows = config.block_m + (2 * config.num_stages + (not fp8_values)) * config.block_n
     return Footprint(
         threads=32 * config.num_warps,
         registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,

@@ -73,7 +73,7 @@ def library(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Computes attention by torch.  torch allocates the result.  A copy to an `out` would add to the measured time."""
+    """Computes attention by torch, which allocates the result.  There is no `out`, because a copy would take time."""
     if q.dtype == E4M3:
         q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     return call(q, k, v, causal, softmax_scale)

@@ -1,9 +1,9 @@
 """Implements the kernel `masked_tiles`, the version after `online`: applies a mask only in tiles that need a mask.
 
-The causal diagonal, the far end of a window and the end of the keys cross a few key tiles of each query tile. Separate
-loops compute these key tiles.  The loop over the other tiles compares no positions, selects no scores, and loads
-without a predicate.  A score in this loop costs one multiply-add and one exponential.  This kernel is the first with
-the options window, soft cap and sinks, because in `online` every tile would pay for each option.
+The causal diagonal, the far end of a window and the end of the keys cross only a few key tiles of each query tile.
+Separate loops compute these key tiles.  The loop over the other key tiles has no comparisons and no predicated loads.
+A score in this loop costs one multiply-add and one exponential.  `online` does not have the options window, soft cap
+and sinks, because every tile would pay for them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def _attention(
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
-            keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
+            key_indices = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             dim_mask = dims < HEAD_DIM
-            k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
-            v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
+            k_ptrs = k_base + key_indices[None, :] * k_stride_s + dims[:, None]
+            v_ptrs = v_base + key_indices[:, None] * v_stride_s + dims[None, :]
             k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(

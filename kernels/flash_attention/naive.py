@@ -43,20 +43,20 @@ def attend(
         if window is not None:
             hidden_mask |= key <= last_keys - window
         scores.masked_fill_(hidden_mask, -math.inf)
-    denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
+    log_denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:
-        denominator = torch.logaddexp(denominator, sinks[:, None])
+        log_denominator = torch.logaddexp(log_denominator, sinks[:, None])
     # The denominator of a row that sees no key is -inf, and -inf - -inf would be NaN.
-    weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[..., None])
+    weights = torch.exp(scores - log_denominator.masked_fill(log_denominator == -math.inf, 0.0)[..., None])
     out.copy_((weights @ values).transpose(1, 2))
     if lse is not None:
-        lse.copy_(denominator.transpose(1, 2))
+        lse.copy_(log_denominator.transpose(1, 2))
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """Returns `x` `[B, T, H, D]` as `[B, H, T, D]` in fp32, times the scales `[B, H]` of the heads."""
-    x32 = x.transpose(1, 2).float()
-    return x32 if scale is None else x32 * scale[:, :, None, None]
+    x_fp32 = x.transpose(1, 2).float()
+    return x_fp32 if scale is None else x_fp32 * scale[:, :, None, None]
 
 
 @kernel(backend="torch")

@@ -34,8 +34,8 @@ def online_kernel(
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_DIM)
     row_mask = rows < T
-    rows64 = rows.to(tl.int64)
-    q_offsets = b * q_stride_b + h * q_stride_h + rows64[:, None] * q_stride_t + dims[None, :]
+    row_indices = rows.to(tl.int64)
+    q_offsets = b * q_stride_b + h * q_stride_h + row_indices[:, None] * q_stride_t + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=row_mask[:, None], other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
@@ -48,9 +48,9 @@ def online_kernel(
         end = tl.minimum(S, first_row + BLOCK_M + S - T)
     for start in range(0, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
-        keys64 = keys.to(tl.int64)
+        key_indices = keys.to(tl.int64)
         key_mask = keys < S
-        k = tl.load(k_base + keys64[None, :] * k_stride_s + dims[:, None], mask=key_mask[None, :], other=0.0)
+        k = tl.load(k_base + key_indices[None, :] * k_stride_s + dims[:, None], mask=key_mask[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
         visible_mask = key_mask[None, :]
         if CAUSAL:
@@ -58,17 +58,17 @@ def online_kernel(
         scores = tl.where(visible_mask, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        weights = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(m_i - shift)
+        finite_max = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weights = tl.exp2(scores - finite_max[:, None])
+        rescale = tl.exp2(m_i - finite_max)
         l_i = l_i * rescale + tl.sum(weights, 1)
         # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
-        v = tl.load(v_base + keys64[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
+        v = tl.load(v_base + key_indices[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         m_i = m_new
 
     result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
+    out_offsets = b * out_stride_b + h * out_stride_h + row_indices[:, None] * out_stride_t + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
 
 

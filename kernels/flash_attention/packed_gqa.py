@@ -1,11 +1,10 @@
 """Implements the kernel `packed_gqa`, the version after `tma`: query heads with the same key head share a tile's rows.
 
 A tile of `tma` has rows of one query head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most
-rows empty, and each query head of a group loads the same keys.  Here row `r` is position `r // group` of query head `r
-% group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile also
+rows empty.  Also, each query head of a group loads the same keys.  Here row `r` is position `r // group` of query head
+`r % group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile
 covers fewer positions, so a causal mask crosses fewer key tiles.  Pointers load q and store the result row by row,
-because a tensor map has no box for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer SMs
-may be busy.
+because a tensor map has no box for a group.  There are fewer tiles than in `tma`, so fewer SMs may be busy.
 """
 
 from __future__ import annotations
@@ -100,10 +99,10 @@ def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  The grid has one CTA per tile."""
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
-    maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
+    tensor_maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     scalars, strides, constants = options(of, S)
     grid = (cdiv(T * group, config.block_m) * B * H_kv,)
-    return grid, maps, (T, S, H_kv, group, *scalars, *of.q.stride()[:3], *strides), constants
+    return grid, tensor_maps, (T, S, H_kv, group, *scalars, *of.q.stride()[:3], *strides), constants
 
 
 @kernel(

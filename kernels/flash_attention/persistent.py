@@ -2,12 +2,13 @@
 computes several tiles of queries.
 
 In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end.  Then most SMs have
-no work left.  Also, CTAs of many heads run at once, and the keys of all these heads share L2.  Here the longest tiles
-come first (Graham, 1969).  The heads are divided into sections.  L2 holds the keys and values of a complete section.
-All tiles of a section come before the next section.
+no work left.  Here the longest tiles come first (Graham, 1969).
 
-The loads of a tile start after the store of the previous tile.  Triton does not fuse a loop with several inner loops.
-So loads of different tiles do not overlap as they do in gemm/persistent.py.
+In `tma`, CTAs of many heads run at once, and the keys of all these heads share L2.  Here the heads are divided into
+sections.  L2 holds the keys and values of a complete section.  All tiles of a section come before the next section.
+
+The loads of a tile start after the store of the previous tile, unlike in gemm/persistent.py.  Triton cannot fuse the
+loop over tiles, because it contains several inner loops.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ def bind(of: Arguments) -> Any:
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     heads, group = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
-    maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
+    tensor_maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
     scalars, strides, constants = options(of, S)
-    return grid, maps, (*sizes, *scalars, *strides), constants
+    return grid, tensor_maps, (*sizes, *scalars, *strides), constants
 
 
 @kernel(

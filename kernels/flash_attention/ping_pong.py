@@ -6,9 +6,9 @@ They alternate: one computes exponentials while the other uses the tensor cores.
 block of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this
 product runs, it computes the softmax of the new block.
 
-Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  A step has five barriers of
-a consumer's 128 threads (read in the PTX).  There is one before each of three arrivals, one before the wait for keys,
-and one at the head of the loop.  For a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
+Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  In a step, a consumer's 128
+threads synchronise five times (read in the PTX): before three mbarrier arrivals, before the wait for keys, and at the
+head of the loop.  With a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -97,8 +97,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns a tile's head, its first row, and the first and the end index of its key blocks.  The tile is number
-    `nth` of this CTA.  It has at least one key block, so a row without visible keys needs no special case."""
+    """Returns the head, the first row, and the start and end of the key blocks of a tile.  It is tile number `nth` of
+    this CTA.  There is at least one key block, so a row without visible keys needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -114,8 +114,8 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
 
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
-    """Starts the copy of a box of a head's rows to `ring`.  The barrier `full` completes when the bytes have arrived.
-    Rows past the end of the sequence become zeros, and the barrier counts their bytes too."""
+    """Starts the TMA copy of a box of rows of one head to a slot of `ring`.  The barrier `full` completes when the
+    bytes have arrived.  Rows past the end of the sequence become zeros, and the barrier counts their bytes too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
     slot_view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
     async_load(x, [b, h, row, 0], full.index(slot), slot_view)
@@ -123,9 +123,9 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Runs the producer warp.  For each tile, goes from the last block of keys to the first.  Loads the keys of a
-    block, then the values of the previous block.  Loads a tile's queries after its first block of keys, because the
-    previous tile may still use the queries' memory until then."""
+    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  Loads the keys
+    of a block, then the values of the previous block.  Loads the queries after the first block of keys, because the
+    previous tile may use the queries' memory until then."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -133,8 +133,8 @@ def _produce(loads, CAUSAL: gl.constexpr):
     BLOCK_N: gl.constexpr = keys.shape[1]
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
-    for nth in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+    for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        head, row, range_start, end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
         b = head // H
         h = head % H
         for step in range(end - range_start):
@@ -174,9 +174,9 @@ def _step(
     With two consumers, a consumer computes this softmax while its value product runs.  Then it waits for the other
     consumer's signal.  Three consumers do not alternate.  Each waits for both products before its softmax, and the
     other two use the tensor cores meanwhile.  So it keeps one set of weights and needs 160 registers.  It starts the
-    value product before the scores.  In a model of tensor cores that alternate between warps, this order keeps the
-    consumers at different steps: 64 columns of values take half the time of 128 columns of scores.  No GPU has shown
-    this yet.  The step also waits for the keys of the next step."""
+    value product before the scores.  In a model of the tensor cores, this order keeps the consumers at different steps,
+    because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  The step also
+    waits for the keys of the next step."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     ALTERNATES: gl.constexpr = queries.shape[0] == 2
@@ -237,7 +237,7 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 @gluon.jit
 def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     """Runs a consumer warpgroup: computes 64 rows of each tile, from the last block of keys to the first."""
-    results, order, scales, memory, staged = args
+    results, order, scales, memory, out_buffer = args
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars = memory
     CONSUMERS: gl.constexpr = queries.shape[0]
@@ -249,8 +249,8 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     q_tile = queries.index(NTH)
     slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
     turn_phase = 1 - NTH  # the first consumer begins
-    for nth in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+    for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        head, row, range_start, end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
         row += NTH * ROWS
         last_key = row + S - T if CAUSAL else S - 1
         block_counts = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, end, window, BLOCK_N)
@@ -295,7 +295,7 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
         q_phase ^= 1
         if D <= 128:
             tma.store_wait(pendings=0)  # TMA has read the data staged here before
-        _store(results, T, head // H, head % H, row, staged.index(NTH), accumulator, m_i, l_i)
+        _store(results, T, head // H, head % H, row, out_buffer.index(NTH), accumulator, m_i, l_i)
         if D > 128:  # the result is staged over the queries: the next ones wait until TMA has read it
             tma.store_wait(pendings=0)
             mbarrier.arrive(q_empty.index(NTH))
@@ -314,9 +314,9 @@ def _attention(
     queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
     keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
     values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
-    staged = queries
+    out_buffer = queries
     if D <= 128:
-        staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
+        out_buffer = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
     q_full = new_barriers(CONSUMERS, 1)  # the queries' bytes have arrived
     q_empty = new_barriers(CONSUMERS, 1)  # the queries' consumer has read them for the last time
     k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
@@ -328,7 +328,7 @@ def _attention(
     results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
     order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
     memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars)
-    args = (results, order, (scale, stretch, cap), memory, staged)
+    args = (results, order, (scale, stretch, cap), memory, out_buffer)
     load_args = (q, k, v, group, order, memory)
     # The first function runs on the kernel's own four warps; the lists give warps and registers to the others.
     if CONSUMERS == 2:
@@ -356,8 +356,8 @@ def _map(x: Tensor, rows: int) -> Any:
     dimension of size 1 has no meaning, so it becomes 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
-    box = [1, 1, rows, attention.tile_columns(D)]
-    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], box, HEADS_LAYOUT)
+    box_shape = [1, 1, rows, attention.tile_columns(D)]
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], box_shape, HEADS_LAYOUT)
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ library            torch's FlashAttention-2 with offsets on CUDA in 16 bits; els
                    sequence at a time
 online             over naive: Triton, one launch for all sequences; the tiles with the most causal keys come first; a
                    tile has a mask only if a diagonal, a window or an end crosses it
-native             over library, on a CPU, in C++: tiles in cache and registers, one call for all sequences; a tile that
-                   the mask hides is not computed
+native             over library, on a CPU, in C++: tiles in cache and registers, one call for all sequences; tiles that
+                   the mask hides completely are skipped
 flash_attention_3  peer: FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), if installed
 flashinfer         peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), if installed; the
                    benchmark does not measure its plan

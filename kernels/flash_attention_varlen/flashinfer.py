@@ -19,7 +19,7 @@ from rooflab.reference.spec import Arguments
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes FlashInfer's plan for all layers of a step, and waits for the device.  Needs only the shapes of q and k."""
+    """Makes FlashInfer's plan for all layers of a step.  Reads the offsets, so it waits for the device."""
     (T, H, D), k, device = inputs.q.shape, inputs.k, inputs.cu_seqlens_q.device
     if not T * len(k):
         return adapter.FlashInferPlan()

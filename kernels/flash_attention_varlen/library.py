@@ -1,7 +1,8 @@
 """Implements `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
 
-scaled_dot_product_attention computes what FlashAttention-2 does not support.  The kernel calls torch's internal
-operator, because the signature of `torch.nn.attention.varlen` changed in each release from 2.10 to 2.12.
+If FlashAttention-2 does not support the inputs, the kernel calls scaled_dot_product_attention.  For FlashAttention-2 it
+calls torch's internal operator, because the signature of `torch.nn.attention.varlen` changed in each release from 2.10
+to 2.12.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ def online_varlen_kernel(
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
-            keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
+            key_indices = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             dim_mask = dims < HEAD_DIM
-            k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
-            v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
+            k_ptrs = k_base + key_indices[None, :] * k_stride_s + dims[:, None]
+            v_ptrs = v_base + key_indices[:, None] * v_stride_s + dims[None, :]
             k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(

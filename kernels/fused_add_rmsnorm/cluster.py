@@ -22,7 +22,7 @@ def cluster(
     quantize: str | None,
     config: Config,
 ) -> None:
-    """Computes `s = x + residual` and `rmsnorm(s)` in fp32.  Rounds `s` before the norm."""
+    """Computes `s = x + residual` and `rmsnorm(s)` in fp32.  Rounds `s` before it computes the norm."""
     launch(
         "fused_add_rmsnorm",
         x,

@@ -1,4 +1,4 @@
-"""Implements `fused`, the version after `naive`: one pass adds, rounds and writes the sum, and computes the norm."""
+"""Implements `fused`, the version after `naive`: one pass computes the sum and its RMSNorm, and writes both."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _fused_add_rmsnorm(
     total = rounded_sum.to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     scale = tl.rsqrt(tl.sum(total * total, axis=1) / H + eps)
-    normed = total * scale[:, None]
+    normed_rows = total * scale[:, None]
     if ROUND_FIRST:
-        normed = normed.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=tile_mask)
+        normed_rows = normed_rows.to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + rows * stride_out + columns, (normed_rows * weight).to(out_ptr.dtype.element_ty), mask=tile_mask)
 
 
 @kernel(
@@ -70,7 +70,7 @@ def fused(
     round_first: bool,
     config: Config,
 ) -> None:
-    """Computes `s = x + residual` and `rmsnorm(s)`.  A program has complete rows.  The fp32 norm is rounded once."""
+    """Computes `s = x + residual` and `rmsnorm(s)`.  A program has complete rows.  The norm is fp32, rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
         x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),

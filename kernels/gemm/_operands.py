@@ -78,11 +78,11 @@ class Stored(NamedTuple):
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
         """Returns a function that makes a tensor map with boxes of `rows` by `columns`, for Triton or for Gluon."""
-        box = [columns, rows] if self.transposed else [rows, columns]
+        box_shape = [columns, rows] if self.transposed else [rows, columns]
         shape, strides = [self.rows, self.columns], [self.stride, 1]
         if gluon is None:
-            return map_maker(TensorDescriptor, shape, strides, box)
-        return map_maker(GluonDescriptor, shape, strides, box, layout_of(tuple(box), GLUON_DTYPES[gluon]))
+            return map_maker(TensorDescriptor, shape, strides, box_shape)
+        return map_maker(GluonDescriptor, shape, strides, box_shape, layout_of(tuple(box_shape), GLUON_DTYPES[gluon]))
 
 
 def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
@@ -132,10 +132,10 @@ def why_not_by_tma(
 ) -> str | None:
     """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel's registration uses it as `unsupported`.
 
-    Only the op gemm has calls with a `precision`.  In 16 bits this op also supports operands that are not contiguous
-    along K.  wgmma reads wider dtypes only if they are contiguous along K (PTX ISA, wgmma.mma_async).  With `stores`,
-    TMA also stores the result, and the matrices of all experts are rows of one map.  With `gated`, the result has half
-    of b's columns.  With `residual`, TMA loads the residual too."""
+    `a` and `b` must be contiguous along K, except in the op gemm in 16 bits.  wgmma needs this for dtypes without 16
+    bits (PTX ISA, wgmma.mma_async).  With `stores`, TMA also stores the result, and the matrices of all experts are
+    rows of one map.  With `gated`, the result has half of b's columns.  With `residual`, TMA also loads the residual.
+    """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32
     if is_fp32 and precision == "ieee":
@@ -150,8 +150,8 @@ def why_not_by_tma(
             return _refusal(name, operand, "K, in " if needs_k_order else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
-        expected = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
-        return f"b: expected {expected}, got {columns} columns of {a.element_size()} bytes"
+        expected_size = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
+        return f"b: expected {expected_size}, got {columns} columns of {a.element_size()} bytes"
     if stores and b.ndim == 3 and len(b) > 1 and b.stride(0) != b.shape[2] * stored_operands(a, b)[1].stride:
         return f"b: expected experts that follow one another in memory, got strides {b.stride()}"
     if residual and (x := inputs.residual) is not None and x.numel() and stored_as(x, False) is None:
@@ -172,8 +172,7 @@ def row_strides(of: Arguments) -> tuple[int, ...]:
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
 
-    With `whole_k`, it also divides the number of bytes of a row, so vector loads cover a row exactly.  Returns 16 for K
-    = 0, because nothing is read."""
+    With `whole_k`, it also divides the bytes per row, so vector loads cover a row exactly.  If K is 0, returns 16."""
     K, address_bits = a.shape[1], VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)) if K else ():
         size = operand.element_size()

@@ -69,8 +69,8 @@ def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Returns rows of a table of default configs: the given rows for 16-bit dtypes, then the same rows for 32-bit
-    dtypes with half of `block_k`.  A row with several configs becomes several rows."""
+    """Returns the rows of a table of default configs.  First come the given rows, for 16-bit dtypes.  Then come the
+    same rows with half of `block_k`, for 32-bit dtypes.  A row with several configs becomes several rows."""
     table = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
     rows_32 = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
     return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *rows_32)
@@ -83,8 +83,9 @@ TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def space(
     of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that makes all combinations of tile sizes and options.  The tile sizes are `sides`.  If
-    threads multiply by FMAs, they are `exact`.  With `in_bytes`, the sizes along K are in bytes."""
+    """Returns a function that makes configs of class `of`: all combinations of tile sizes and `options`.  `sides` has
+    the tile sizes.  `exact`, if given, has the tile sizes for FMAs.  With `in_bytes`, the sizes along K are in bytes.
+    """
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
@@ -106,9 +107,9 @@ def tile_footprint(
     Shared memory holds the tiles of `a` and `b` of all pipeline stages, and `barriers` barriers for each stage.
     Registers hold `sums` fp32 values per output.  Without tensor cores, registers also hold the tiles of `a` and `b`.
 
-    wgmma reads a stage while other stages are filled.  mma.sync and FMAs copy a stage to registers and free it at once,
-    so Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
-    """
+    wgmma reads a stage in shared memory while other stages are filled.  mma.sync and FMAs copy a stage to registers
+    first, so Triton allocates one stage fewer.  This was read in the compiled kernels; tests/contracts/test_configs.py
+    checks it."""
     threads, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     stage_values, stages = (config.block_m + columns) * config.block_k, config.num_stages
     register_values = sums * outputs + (stage_values if uses_fma else 0)
@@ -119,8 +120,8 @@ def tile_footprint(
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the resources of a persistent kernel.  `needs` are the resources with one CTA per tile.  The persistent
-    kernel has at most one CTA per SM, and `more_shared_bytes` of additional shared memory."""
+    """Returns the resources of a persistent kernel, which has at most one CTA per SM.  `needs` is the resources of the
+    same kernel with one CTA per tile.  The persistent kernel needs `more_shared_bytes` more shared memory."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
@@ -198,8 +199,9 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns default configs for few rows of `a`: tiles of 16, 32 or 64 rows, and 256 bytes of each weight row (128
-    with 64 rows).  `stages` is for these three sizes.  `exact` is the number of stages if threads multiply by FMAs."""
+    """Returns default configs for few rows of `a`.  A tile has 16, 32 or 64 rows of `a` and 256 bytes of each weight
+    row (128 bytes with 64 rows).  `stages` has the pipeline stages for these three tiles.  `exact` is the number of
+    stages for FMAs."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

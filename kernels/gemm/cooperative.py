@@ -4,15 +4,18 @@ has a matrix product in flight.
 One warp, the producer, issues the TMA loads into a ring buffer in shared memory.  It loads ahead for the next tile
 while the last tile is stored.  Two warpgroups, the consumers, share a tile of B.  Each has half of the rows of A and
 its own accumulator.  A consumer frees a slot of the ring only after its next product has started, so the tensor cores
-never wait.  A consumer copies its part of a finished tile to shared memory, and TMA stores it from there.  A warp waits
-for a store only when it needs that memory again.  TMA loads a residual into the same memory during the products.
-Consumers hold most registers (setmaxnreg).  Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x,
-example 48) and ThunderKittens (Spector et al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no
-multicast; the kernel `multicast` in CUDA C++ has it.
+never wait.  Consumers hold most registers (setmaxnreg).
 
-The barrier `full` of a slot completes when the bytes of the slot have arrived.  A slot has one barrier `empty` per
-consumer.  It completes when the products of this consumer have read the slot.  The producer refills the slot when both
-`empty` barriers are complete.
+A consumer copies its part of a finished tile to shared memory, and TMA stores it from there.  A warp waits for a store
+only when it needs that memory again.  TMA loads a residual into the same memory during the products.
+
+Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et
+al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the kernel `multicast` in CUDA C++
+has it.
+
+A slot has one barrier `full`, which completes when the bytes of the slot have arrived.  It has one barrier `empty` per
+consumer, which completes when the products of this consumer have read the slot.  The producer refills the slot when
+both `empty` barriers are complete.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -90,15 +93,15 @@ def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a tile has 64 or 128 bytes along K, and is copied to shared memory at once or in two halves."""
+    """Returns whether a config is legal: a tile has 64 or 128 bytes along K, and is stored at once or in two halves."""
     legal_widths, k_bytes = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
     return k_bytes in (64, 128) and config.store_n in legal_widths
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  With `halves`
-    of 1, shared memory holds half of a finished tile, and the ring has one more slot.  With a residual, `halves` is 0.
-    """
+    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  If `halves` is
+    1, shared memory holds half of a finished tile, so the ring has space for one more slot.  `halves` is 0 with a
+    residual or a short K."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
@@ -269,22 +272,22 @@ def _gemm(
     steps = gl.cdiv(K, BLOCK_K)
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
-    full = new_barriers(STAGES, 1)
-    empty = new_barriers(2 * STAGES, 1)
-    landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    out_buffers = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
+    full_bars = new_barriers(STAGES, 1)
+    empty_bars = new_barriers(2 * STAGES, 1)
+    residual_bars = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for half_id in gl.static_range(0 if residual is None else 2):
-        mbarrier.init(landed.index(half_id), count=1)
+        mbarrier.init(residual_bars.index(half_id), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(0), landed.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full_bars, empty_bars,
+                        out_buffers.index(0), residual_bars.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
                         B_TRANSPOSED, 0)),
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full_bars, empty_bars,
+                        out_buffers.index(1), residual_bars.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
                         B_TRANSPOSED, 1)),
-            (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
+            (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full_bars, empty_bars, BLOCK_M, BLOCK_N, BLOCK_K,
                         GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
         ],
         [4, 1],
@@ -299,7 +302,7 @@ def by_maps(of: Arguments) -> Any:
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)
     half_rows = config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    maps = [
+    tensor_maps = [
         matrix and matrix.map(rows, columns, of.a.dtype)
         for matrix, rows, columns in (
             (a, half_rows, config.block_k),
@@ -308,8 +311,8 @@ def by_maps(of: Arguments) -> Any:
             (residual, half_rows, config.store_n),
         )
     ]
-    transposed = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
-    return *maps, grid, (M, N, K), {**transposed, "num_warps": 4, **config.launch_arguments}
+    order_flags = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
+    return *tensor_maps, grid, (M, N, K), {**order_flags, "num_warps": 4, **config.launch_arguments}
 
 
 @kernel(

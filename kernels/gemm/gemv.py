@@ -1,13 +1,15 @@
 """Implements the kernel `gemv`, the version after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes
 per thread.
 
-With so few rows the kernel only streams the weight, so it has no tile, no tensor core and no weight in shared memory. A
-warp computes `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the first value, and then sums
-within the warp.  If there are too few warps, K is split over the warps of a CTA, then over a cluster of CTAs.  Their
-partial sums are added in distributed shared memory in a fixed order, without a second launch or a workspace.
+With so few rows the kernel only streams the weight.  It uses no tiles, no tensor cores, and no shared memory for the
+weight.  A warp computes the results of `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the
+first value, and then sums within the warp.  If there are too few warps, K is split over the warps of a CTA, then over a
+cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or
+a workspace.
 
 An H100's HBM gives 14.5 bytes per clock and SM.  At this rate the loop takes 20% of the issue slots for one row of `a`
-and 43% for four rows (230 and 487 instructions for 4 KB of the weight).  So four rows take the same time as one row.
+(230 instructions for 4 KB of the weight).  It takes 43% for four rows (487 instructions).  So four rows take the same
+time as one row.
 
 With programmatic dependent launch (`pdl()`), a warp requests its first `rows * unroll` vectors before it waits for the
 previous kernel.  This is up to 17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do
@@ -62,17 +64,18 @@ def pieces(K: int, scheme: Scheme) -> int:
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources: registers for loaded vectors and sums, and shared memory for the sums of each warp."""
-    sums = config.rows * min(int(case["M"]), MOST_ROWS)
+    sum_count = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
-        registers=config.rows * config.unroll * _operands.VECTOR_BYTES // 4 + sums + 8,
-        shared_bytes=4 * WARPS * sums,
+        registers=config.rows * config.unroll * _operands.VECTOR_BYTES // 4 + sum_count + 8,
+        shared_bytes=4 * WARPS * sum_count,
         ctas=cdiv(int(case["N"]), config.rows * (WARPS // config.warps_k)) * config.split,
     )
 
 
 def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a thread has at most 16 vectors in flight, and each part of a split K at least one warp load."""
+    """Returns whether a config is legal.  A thread may have at most 16 vectors in flight.  If K is split, each part
+    must have at least one load of a warp."""
     share_count = config.warps_k * config.split
     shares_fit = share_count == 1 or share_count <= pieces(int(case["K"]), scheme)
     return config.rows * config.unroll <= 16 and shares_fit

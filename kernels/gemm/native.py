@@ -56,12 +56,12 @@ def shape(of: Arguments) -> Any:
 
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
-    """Computes `(a @ b) * scales + bias`.  The weight is int8 with scales; without scales it has the dtype of `a`."""
+    """Computes `(a @ b) * scales + bias`.  The weight is int8 with scales, or has the dtype of `a` and no scales."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
     built(SOURCE, "ipppppp")(DTYPE_CODES[a.dtype], *pointers, bound)
 
 
 @kernel(backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic, holds=along_k("a"))
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """Computes `a @ b + bias` in fp32, rounded once.  `pack` made `b`."""
+    """Computes `a @ b + bias` in fp32, rounded once.  `b` is a result of `pack`."""
     product(a, b, bias, c, bound)

@@ -1,7 +1,7 @@
 """Implements `one_thread` in CUDA C++, as simple as `naive`: one output per thread, two loads per multiplication.
 
 A warp's 32 outputs are neighbours in a row.  For each k, the warp reads one value of A and 32 neighbours of B.  If B is
-a transposed weight, the 32 values are in 32 rows, so the warp reads 32 sectors.  Only caches keep values for reuse.
+a transposed weight, the 32 values are in 32 rows, so the warp reads 32 sectors.  Only caches reuse a value.
 """
 
 from __future__ import annotations

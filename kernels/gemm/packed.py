@@ -57,6 +57,6 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
     unsupported=lambda inputs: _why_not(inputs.b),
 )
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Computes `a @ b + bias`.  `pack` made `b`.  oneDNN's function has no argument `out`."""
+    """Computes `a @ b + bias`.  `b` is a result of `pack`.  oneDNN's function has no argument `out`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
     return result

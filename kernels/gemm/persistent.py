@@ -45,9 +45,9 @@ class TileInParts(Config):
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  Threads exchange values of
-    the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  If several warps share the rows
-    of a tile that is stored in parts, they exchange the complete tile."""
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  With a residual, threads
+    also exchange values through shared memory, at most `MOST_EXCHANGED` values at once.  If a tile is stored in parts
+    and several warps share its rows, the warps exchange the complete tile."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
     exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
@@ -57,7 +57,7 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Returns the configs to try.  A row of a part has at least 128 bytes in 16 bits, if a tile has several parts."""
+    """Returns the configs to try.  If a tile is stored in parts, a part has at least `LEAST_STORE_COLUMNS` columns."""
     all_configs = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in all_configs if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
@@ -91,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so no value changes its thread."""
+    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so values stay in their threads."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -151,10 +151,10 @@ def by_maps(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
-    maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
+    tensor_maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     scalars = M, N, K, _operands.row_stride(of.residual)
-    return maps, grid, scalars, _operands.constants(of, a, b)
+    return tensor_maps, grid, scalars, _operands.constants(of, a, b)
 
 
 @kernel(

@@ -1,10 +1,10 @@
 """Implements `shared_tiles`, the version after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
 
-A CTA of 256 threads uses each value 128 times after it read the value from global memory.  A thread uses each value
-from shared memory eight times.  There are two buffers in shared memory.  While one tile is multiplied, the next tile is
-loaded to registers and then written to the other buffer.  So a step of 8 values along K has one barrier.  Four elements
-move at once if strides and addresses allow.  Tiles are fp32, in a layout without bank conflicts.  Products are fp32
-FMAs, which is the meaning of `precision="ieee"` for fp32.
+A CTA of 256 threads uses each value from global memory 128 times.  A thread uses each value from shared memory eight
+times.  There are two buffers in shared memory.  While one tile is multiplied, the next tile is loaded to registers and
+then written to the other buffer.  So a step of 8 values along K has one barrier.  Four elements move at once if strides
+and addresses allow.  Tiles are fp32, in a layout without bank conflicts.  Products are fp32 FMAs, which is the meaning
+of `precision="ieee"` for fp32.
 """
 
 from __future__ import annotations

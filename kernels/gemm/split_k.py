@@ -2,9 +2,10 @@
 
 With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs have no work.  Here each CTA computes a
 part (a "share") of a tile's K and writes an fp32 partial sum.  A second launch adds the partial sums in order, so two
-runs agree bit for bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last CTA of a
-tile.  But the counter would have to be zero before every launch, on every stream and in every replay of a graph.  That
-needs another launch or a persistent buffer.
+runs agree bit for bit.  With atomic adds they would not agree.
+
+A counter of finished CTAs could replace the second launch.  But the counter would have to be zero before every launch,
+on every stream and in every replay of a graph.  That needs another launch or a persistent buffer.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """Returns the default config.  It splits K among the smallest number of CTAs that fills the SMs.  Each CTA has at
-    least `LEAST_STEPS` steps.  At most 64 KB of the weight are in flight per CTA, so that two CTAs fit on an SM."""
+    """Returns the default config.  It splits K among the fewest CTAs that fill three quarters of the SMs.  Each CTA has
+    at least `LEAST_STEPS` steps.  At most 64 KB of weights are in flight per CTA, so that two CTAs fit on an SM."""
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
-    split, max_split = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
-    return replace(config, split=max(min(split, max_split, 16), 1))
+    k_split, max_split = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    return replace(config, split=max(min(k_split, max_split, 16), 1))
 
 
 TUNING = Tuning(
@@ -146,7 +147,7 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `b` once per row of tiles.  Adds the write and the read of partial sums if K is split."""
+    """Counts the bytes of `b` once per row of tiles.  If K is split, adds the write and the read of partial sums."""
     config, base_traffic = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
         return base_traffic

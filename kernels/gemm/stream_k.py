@@ -4,8 +4,8 @@ In split_k every tile has the same number of CTAs, so the number of CTAs rarely 
 tiles form one sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel
 Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  Then
 several CTAs compute one tile, and each writes an fp32 partial sum.  A second launch adds a tile's sums in order, so two
-runs agree bit for bit.  The paper's CTAs wait for one another by flags, which would have to be zero before every launch
-(see split_k).
+runs agree bit for bit.  In the paper, CTAs wait for one another by flags.  These flags would have to be zero before
+every launch.
 
 One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
 """
@@ -138,7 +138,7 @@ def _fix_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `b` once per row of tiles.  If CTAs share tiles, adds the write and read of two fp32 tiles per SM."""
+    """Counts the bytes of `b` once per row of tiles.  If CTAs share tiles, adds two fp32 partial tiles per SM."""
     a, config = inputs.a, inputs.config
     base_traffic = panels_traffic(inputs, config.block_m)
     _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)

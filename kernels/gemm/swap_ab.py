@@ -88,8 +88,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
     """Returns the default config.  A tile has 64 weight rows, or 128 if this saves enough reads of `a`.
 
-    The split of K is the smallest that gives every SM a CTA.  If possible, all CTAs run at once, two per SM.  They
-    share the bandwidth, so one more CTA on some SMs costs nothing.  A second wave would cost time."""
+    K is split into the fewest parts that give nine of ten SMs a CTA.  If possible, all CTAs run at once, two per SM.
+    The two CTAs of an SM share the bandwidth, so a second CTA costs nothing.  A second wave would cost time."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64

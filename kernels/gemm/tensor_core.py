@@ -5,14 +5,14 @@ Consecutive CTAs compute the tiles of a few tile rows (as in Triton's matmul tut
 Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
 
 Also implements the kernel `pipelined`, the version after `tensor_core`: the same code with two or more stages.  The
-tiles of the next products travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns
-loads into cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.async copies 4 bytes or more.
-In 16 bits Triton uses a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
+next tiles are copied to shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into
+cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.async copies 4 bytes or more.  In 16 bits
+Triton uses a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
 
 The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
-loop, Triton 3.6 does not (read in the PTX; the emulator reports a race).  With 64 rows or more this affects the kernels
-`pipelined`, `split_k` and `stream_k`.  `fenced_since` is the first version of Triton with the fence.  An engine with an
-older Triton does not use the kernel.
+loop.  Triton 3.6 does not (read in the PTX; the emulator reports a race).  With 64 rows or more this affects the
+kernels `pipelined`, `split_k` and `stream_k`.  `fenced_since` is the first version of Triton with the fence.  An engine
+with an older Triton does not use these kernels.
 """
 
 from __future__ import annotations

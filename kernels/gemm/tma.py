@@ -55,10 +55,10 @@ def by_maps(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
-    maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
+    tensor_maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     scalars = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
-    return *maps, grid, scalars, _operands.constants(of, a, b)
+    return *tensor_maps, grid, scalars, _operands.constants(of, a, b)
 
 
 @kernel(

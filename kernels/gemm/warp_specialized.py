@@ -2,16 +2,18 @@
 multiply.
 
 A CTA has 384 threads.  The producer warpgroup gives up registers (`setmaxnreg`).  It issues a TMA load when a slot in
-shared memory is free, also during the epilogue.  Each of two consumer warpgroups multiplies half of a tile's rows. Both
-share the tile of B, and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the
-slot; meanwhile the other consumer uses the tensor cores.  Both consumers store at the same time, and no product runs
-then.
+shared memory is free, also during the epilogue.  Each of two consumer warpgroups multiplies half of a tile's rows.
+Both share the tile of B, and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees
+the slot; meanwhile the other consumer uses the tensor cores.  Both consumers store at the same time, and no product
+runs then.
 
 Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it ignores the
-option (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton halves the loads of `a`, but not the box of a
-tensor map that the host made.  Triton 3.7 refuses to compile that.  Triton 3.6 copies 128 rows into the memory of 64
-rows, and its barrier expects 64.  So every CTA makes the maps when it starts, in scratch memory from the launcher.
-Triton cannot divide the epilogue into parts here, so shared memory holds a complete tile of the result.
+option (read in the code of 3.6 and 3.7), so `rule` refuses 8.
+
+Every CTA makes the tensor maps when it starts, in scratch memory from the launcher.  Maps from the host do not work:
+Triton gives each consumer half of a tile of `a`, but does not halve the box of a host's map.  Triton 3.7 refuses to
+compile that.  Triton 3.6 copies 128 rows into the memory of 64 rows.  Triton cannot divide the epilogue into parts
+here, so shared memory holds a complete tile of the result.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocates memory for tensor maps.  torch aligns its allocations, and reuses memory in the order of the stream."""
+    """Allocates memory for tensor maps by torch, which aligns its allocations and reuses memory in stream order."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 

@@ -20,7 +20,7 @@ def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
 
 
 # By rows and columns of the result; unmeasured.  With few rows or columns, narrow tiles give more SMs a tile.
-_ONE_WARPGROUP = (
+_ONE_WARPGROUP_DEFAULTS = (
     ({"M": 64, "N": 4096}, Config(64, 16, 128, 4, 6)),
     ({"M": 64, "N": 7168}, Config(64, 32, 128, 4, 6)),
     ({"M": 64}, Config(64, 128, 128, 4, 6)),
@@ -30,7 +30,7 @@ FAST_ACCUM = Tuning(
     _tiles(16, 32, 64, 128, 256),  # up to the most columns of one wgmma
     Defaults(
         (
-            *_ONE_WARPGROUP,
+            *_ONE_WARPGROUP_DEFAULTS,
             ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 4)),
             ({"outputs": 917504}, Config(128, 32, 128, 8, 4)),
             ({"M": 128}, Config(128, 128, 128, 8, 4)),
@@ -49,7 +49,7 @@ PROMOTED = Tuning(
     _tiles(16, 32, 64, 128),
     Defaults(
         (
-            *_ONE_WARPGROUP,
+            *_ONE_WARPGROUP_DEFAULTS,
             ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 5)),
             ({"K": 512}, Config(128, 128, 128, 8, 5)),
             ({"outputs": 917504}, Config(128, 32, 128, 8, 5)),

@@ -28,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why TMA and wgmma cannot read fp8 operands, or None.  cuBLASLt and DeepGEMM too need stride 1 along K."""
+    """Returns why TMA and wgmma cannot read fp8 operands, or None.  cuBLASLt and DeepGEMM need stride 1 along K."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
@@ -41,13 +41,13 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns the reason of `why_no_tma`, or None for empty operands.  With `stores`, checks the store by TMA too."""
+    """Returns why TMA and wgmma cannot read the operands, or None.  With `stores`, checks the store by TMA too."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
-        expected = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
-        return f"b: expected {expected}, got {b.shape[1]}"
+        expected_size = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
+        return f"b: expected {expected_size}, got {b.shape[1]}"
     return why_no_tma(inputs)
 
 

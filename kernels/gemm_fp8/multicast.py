@@ -3,9 +3,11 @@ columns of `b`, and load them once.
 
 For 128 values along K, a tile of 192 x 128 reads 40 KB from L2.  At the rate of the tensor cores this is 53 bytes per
 clock and SM, more than any measured rate of Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads
-half of the tile of `b` for both (TMA's multicast, as DeepGEMM does).  So a CTA reads 32 KB, or 43 bytes per clock.  The
-device code is `lib/multicast.cu`.  A consumer warpgroup multiplies 128 values along K and waits for the product.  It
-adds the product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
+half of the tile of `b`, and TMA writes it to both CTAs (multicast, as in DeepGEMM).  So a CTA reads 32 KB, or 43 bytes
+per clock.
+
+The device code is `lib/multicast.cu`.  A consumer warpgroup multiplies 128 values along K and waits for the product.
+It adds the product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
 """
 
 from __future__ import annotations

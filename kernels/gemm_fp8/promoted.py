@@ -1,11 +1,13 @@
 """Implements the kernel `promoted`, the version after `fast_accum`: adds the product of each 128 values along K to an
 fp32 accumulator ("promotes" it).
 
-Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So each 128 values along K begin a new sum, and CUDA cores
-add the finished sum in fp32.  With one scale per operand this takes one add per output.  With 1 x 128 and 128 x 128
-block scales it takes one multiply-add.  The kernel does not use Triton's option `max_num_imprecise_acc=128`, which
-gives wrong results in a pipelined loop.  There Triton's PTX adds the registers before it waits for the wgmma that
-writes them (read in Triton 3.7.1's PTX).
+Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So a new sum begins after each 128 values along K, and CUDA
+cores add the finished sum in fp32.  With one scale per operand this takes one add per output.  With block scales (1 x
+128 and 128 x 128) it takes one multiply-add.
+
+Triton's option `max_num_imprecise_acc=128` does the same, but it gives wrong results in a pipelined loop, so the kernel
+does not use it.  There the PTX adds the registers before it waits for the wgmma that writes them (read in Triton
+3.7.1's PTX).
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ overlap another warpgroup's wgmma.
 In `promoted` all warps wait for a product, then all add it to the fp32 sums ("promote").  Meanwhile the tensor cores
 are idle.  Here each 64 rows of the tile belong to a consumer warpgroup that waits only for the producer warp.  So a
 consumer multiplies while another consumer promotes.  This is DeepGEMM's design, with a third consumer if there are
-enough rows.  CTAs are persistent: the producer loads the next tile and TMA stores the last tile while consumers work.
-With 128 rows per consumer the kernel would read less from L2.  But it would spill 136 bytes per thread with block
-scales, because ptxas gives the products of both halves separate registers.
+enough rows.
+
+CTAs are persistent: while consumers work, the producer loads the next tile and TMA stores the last tile.  With 128 rows
+per consumer the kernel would read less from L2.  But with block scales it would spill 136 bytes per thread, because
+ptxas gives the products of both halves separate registers.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ class ConsumerTile:
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number at launch;
-    later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts as four,
+    Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number at launch.
+    Later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts as four,
     because the hardware gives registers to a complete warpgroup."""
     warps = 4 * (config.block_m // 64 + 1)
     resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
@@ -115,15 +117,15 @@ def _produce(
     GROUP_M: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    a_ring, b_ring, full, empty, _ = shared
+    a_ring, b_ring, full_bars, empty_bars, _ = shared
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         for k in range(0, K, BLOCK_K):
             slot = step % STAGES
-            full_barrier = full.index(slot)
-            mbarrier.wait(empty.index(slot), (step // STAGES & 1) ^ 1)
+            full_barrier = full_bars.index(slot)
+            mbarrier.wait(empty_bars.index(slot), (step // STAGES & 1) ^ 1)
             mbarrier.expect(full_barrier, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
             async_load(b_map, [column, k], full_barrier, b_ring.index(slot))
             for consumer in gl.static_range(CONSUMERS):
@@ -136,13 +138,13 @@ def _produce(
 def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONSUMERS: gl.constexpr,
               HAS_BIAS: gl.constexpr, BLOCK_SCALES: gl.constexpr, BY_TMA: gl.constexpr,
               BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    a_ring, b_ring, full, empty, c_staged = shared
+    a_ring, b_ring, full_bars, empty_bars, c_staged = shared
     a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr = pointers
     stride_am, stride_ak, stride_bk, stride_bn, stride_om = strides
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
     zero_tile = gl.zeros((64, BLOCK_N), gl.float32, layout)
-    staged = c_staged.index(WHICH)
+    out_buffer = c_staged.index(WHICH)
     step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -161,12 +163,12 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
                 a_scale = gl.load(a_scales, mask=rows < M, other=0.0)
                 a_scales += stride_ak
                 b_scales += stride_bk
-            mbarrier.wait(full.index(slot), step // STAGES & 1)
+            mbarrier.wait(full_bars.index(slot), step // STAGES & 1)
             a_tile = a_ring.index(slot * CONSUMERS + WHICH)
             b_tile = b_ring.index(slot).permute((1, 0))
             product = warpgroup_mma(a_tile, b_tile, zero_tile, use_acc=False, is_async=True)
             product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-            mbarrier.arrive(empty.index(slot), count=1)
+            mbarrier.arrive(empty_bars.index(slot), count=1)
             sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
             step += 1
         if not BLOCK_SCALES:
@@ -176,9 +178,9 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
             sums += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
         if BY_TMA:
             tma.store_wait(pendings=0)
-            staged.store(sums.to(gl.bfloat16))
+            out_buffer.store(sums.to(gl.bfloat16))
             fence_async_shared()
-            async_store(c_map, [row, column], staged)
+            async_store(c_map, [row, column], out_buffer)
         else:
             mask = (rows < M)[:, None] & (columns < N)[None, :]
             gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], sums.to(gl.bfloat16), mask=mask)
@@ -196,13 +198,13 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], a_map.layout)
     b_ring = gl.allocate_shared_memory(b_map.dtype, [STAGES, BLOCK_N, BLOCK_K], b_map.layout)
     c_staged = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=CONSUMERS)
+        mbarrier.init(full_bars.index(stage), count=1)
+        mbarrier.init(empty_bars.index(stage), count=CONSUMERS)
     fence_async_shared()
-    shared = (a_ring, b_ring, full, empty, c_staged)
+    shared = (a_ring, b_ring, full_bars, empty_bars, c_staged)
     pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
     gl.warp_specialize(
@@ -225,7 +227,7 @@ def arranged(of: Arguments) -> Any:
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     stored_a, stored_b = stored_operands(a, b)
     output = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
-    maps = (
+    tensor_maps = (
         stored_a.map(64, BLOCK_K, a.dtype),
         stored_b.map(BLOCK_K, config.block_n, b.dtype),
         output.map(64, config.block_n, c.dtype),
@@ -244,7 +246,7 @@ def arranged(of: Arguments) -> Any:
         "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS[config.block_m // 64],
     }
-    return *maps, by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
+    return *tensor_maps, by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
 
 
 @kernel(

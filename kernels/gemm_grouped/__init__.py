@@ -7,7 +7,7 @@ naive        the host reads the offsets and calls one matrix product per expert 
 library      `torch._grouped_mm`: one CUTLASS launch on Hopper in bf16; refused on CUDA if torch would loop instead
 grouped      over naive: one Triton launch in which each CTA finds its expert and tile; the host reads no offset and
              launches the maximum number of CTAs. Loads by cp.async, tiles of 16 rows and more, any strides. For decode
-tma          over grouped: complete tiles by TMA, through one map for all experts; stores through pointers
+tma          over grouped: TMA loads complete tiles, through one map for all experts; pointers store the result
 cooperative  over tma: one CTA per SM loops over the existing tiles; one warp loads, two warpgroups multiply; it skips a
              half tile without rows, and stores complete tiles by TMA
 

@@ -1,9 +1,9 @@
 """Defines the configs of gemm_grouped's Triton kernels, the maximum number of tiles, and the resources of a CTA.
 
-The host does not know the number of rows of an expert.  A row panel is a row of tiles, with `BLOCK_M` rows.  Expert `e`
-may use the panels from index `offsets[e] // BLOCK_M + e`.  It needs at most `offsets[e + 1] // BLOCK_M - offsets[e] //
-BLOCK_M + 1` panels, so no two experts share a panel.  For T rows and E experts, `T / BLOCK_M + E` panels are enough.
-Some panels stay empty.
+The host does not know the number of rows of an expert, so it counts tiles for the worst case.  A row panel is a row of
+tiles, with `BLOCK_M` rows.  Expert `e` gets the panels from `start(e) = offsets[e] // BLOCK_M + e` to `start(e + 1)`.
+These are always enough for its rows.  For T rows and E experts, this makes `T // BLOCK_M + E` panels.  Some panels stay
+empty.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values by which tables select default configs: `rows` (average per expert), `outputs` (elements of
-    the result), `columns` (of all experts' matrices), and `tensor_cores` (0 if threads multiply by FMAs, else 1)."""
+    """Returns the values that select default configs.  `rows` is the mean number of rows per expert.  `outputs` is the
+    number of result elements.  `columns` counts all experts' columns.  `tensor_cores` is 0 for FMAs, else 1."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 
 
 # Every table is unmeasured.  Exact fp32 has no tensor core: FMAs hold both tiles in registers; larger tiles spill.
 _FP32_DEFAULT = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
-_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
+_LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 GROUPED = Tuning(
     Config,
     space(
@@ -49,7 +49,7 @@ GROUPED = Tuning(
         ((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256)),
         ((16, 32, 64), (32, 64, 128), (16, 32)),
         num_stages=(2, 3, 4, 5),
-        **_OPTIONS,
+        **_LAUNCH_OPTIONS,
     ),
     Defaults(
         (
@@ -70,7 +70,7 @@ TMA = Tuning(
     Config,
     space(
         Config, ((64, 128), (32, 64, 128, 256), (64, 128, 256)), ((32, 64), (32, 64, 128), (64, 128)), in_bytes=True,
-        num_stages=(2, 3, 4, 6, 8), **_OPTIONS,
+        num_stages=(2, 3, 4, 6, 8), **_LAUNCH_OPTIONS,
     ),
     Defaults((
         _FP32_DEFAULT,

@@ -2,14 +2,14 @@
 multiply.
 
 The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile, of any expert, while the
-last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  A half without rows
-of the expert is neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  The kernel counts
-only the existing tiles, so CTAs share them evenly.  A host that does not read the offsets cannot do that.  TMA stores a
-tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x",
-example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to complete tiles.
+last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  If a half has no
+rows of the expert, it is neither loaded nor multiplied.  So a group's last tile is padded to 64 rows, not 128.  The
+kernel counts only the existing tiles, so CTAs share them evenly.  A host that does not read the offsets cannot do that.
+TMA stores a tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA,
+"CUTLASS 3.x", example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to complete tiles.
 
-The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  The producer and the consumers
-keep the running sum of the experts' row panels in registers, one or a few experts per thread.  So they find a tile's
+The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  Registers of the producer and
+the consumers keep the running sum of the experts' row panels, one or a few experts per thread.  So they find a tile's
 expert by two reductions.  A consumer finds its next tile while its last product is in flight.
 """
 
@@ -48,8 +48,8 @@ LEAST_EXPERTS = 32
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources.  Shared memory holds the ring buffer, and part of a finished tile before its store."""
-    staged, tiles = config.block_m * config.store_n, tile_count(config, case)
-    return ring_footprint(config, config.block_n, tiles, staged, case, scheme)
+    staged_values, tiles = config.block_m * config.store_n, tile_count(config, case)
+    return ring_footprint(config, config.block_n, tiles, staged_values, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
@@ -80,12 +80,12 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """Returns the running sum of the experts' row panels (rows of tiles).  An expert's own panels are in its sum."""
+    """Returns for each expert the number of row panels (rows of tiles) of this expert and all earlier experts."""
     experts_per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
     layout: gl.constexpr = gl.BlockedLayout([experts_per_thread], [32], [WARPS], [0])
-    experts = gl.arange(0, BLOCK_E, layout)
-    expert_starts = gl.load(offsets + experts, mask=experts < E, other=0)
-    expert_ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
+    expert_ids = gl.arange(0, BLOCK_E, layout)
+    expert_starts = gl.load(offsets + expert_ids, mask=expert_ids < E, other=0)
+    expert_ends = gl.load(offsets + expert_ids + 1, mask=expert_ids < E, other=0)
     return gl.associative_scan((expert_ends - expert_starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
 
 
@@ -114,14 +114,14 @@ def _produce(
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
         expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
-        both_halves = row + BLOCK_M // 2 < end
+        has_both_halves = row + BLOCK_M // 2 < end
         column = expert * N + tile_n * BLOCK_N
         for step in range(steps):
             mbarrier.wait(empty.index(2 * slot), phase)
             mbarrier.wait(empty.index(2 * slot + 1), phase)
             full_barrier = full.index(slot)
             k = step * BLOCK_K
-            if both_halves:
+            if has_both_halves:
                 mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + b.block_type.nbytes)
                 async_load(a, [row + BLOCK_M // 2, k], full_barrier, a_ring.index(2 * slot + 1))
             else:
@@ -215,16 +215,16 @@ def _gemm(
     steps = gl.cdiv(K, BLOCK_K)
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    staged = gl.allocate_shared_memory(out_map.dtype, [2] + out_map.block_type.shape, out_map.layout)
+    out_buffers = gl.allocate_shared_memory(out_map.dtype, [2] + out_map.block_type.shape, out_map.layout)
     full = new_barriers(STAGES, 1)
     empty = new_barriers(2 * STAGES, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 0)),
+                        out_buffers.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 0)),
             (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 1)),
+                        out_buffers.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 1)),
             (_produce, (a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
                         GROUP_M, BLOCK_E)),
         ],
@@ -237,13 +237,13 @@ def by_maps(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  Raises `ValueError` if TMA cannot store `out`."""
     (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
     (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out)
-    experts, half_m = expert._replace(rows=E * N, transposed=False), config.block_m // 2
-    matrices = (a, half_m, config.block_k), (experts, config.block_n, config.block_k), (out, half_m, config.store_n)
-    maps = [matrix.map(rows, columns, of.a.dtype) for matrix, rows, columns in matrices]
+    all_experts, half_m = expert._replace(rows=E * N, transposed=False), config.block_m // 2
+    matrices = (a, half_m, config.block_k), (all_experts, config.block_n, config.block_k), (out, half_m, config.store_n)
+    tensor_maps = [matrix.map(rows, columns, of.a.dtype) for matrix, rows, columns in matrices]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
     constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
-    return *maps, grid, (of.out.stride(0), E, N, K), constants
+    return *tensor_maps, grid, (of.out.stride(0), E, N, K), constants
 
 
 @kernel(

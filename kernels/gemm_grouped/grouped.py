@@ -3,8 +3,8 @@ offsets.
 
 The host does not read the offsets.  It launches the maximum number of CTAs that T rows in E groups can need, and CTAs
 without a tile exit at once.  vLLM's fused mixture-of-experts kernel does the same, but pads the rows; here rows are not
-padded.  While the tensor cores multiply tiles, cp.async loads the next tiles.  The kernel computes all rows of an
-expert one after another, so it reads the expert's columns of B from HBM once.
+padded.  While the tensor cores multiply tiles, cp.async loads the next tiles.  The CTAs of an expert follow one
+another, so the expert's columns of B are read from HBM once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rooflab.reference.spec import Arguments
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
     """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
-    rows. If the program has no tile, the end is not above the first row."""
-    experts = tl.arange(0, BLOCK_E)
-    expert_starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    rows.  If the program has no tile, the end is at or before the first row."""
+    expert_ids = tl.arange(0, BLOCK_E)
+    expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((expert_starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
     start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(end - start, BLOCK_M)
@@ -93,6 +93,6 @@ def by_pointers(of: Arguments) -> Any:
     },
 )
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Multiplies each expert's rows by its matrix on tensor cores (in fp32 by FMAs).  The host reads no offset."""
+    """Multiplies each expert's rows by its matrix, on tensor cores or by FMAs.  The host does not read the offsets."""
     grid, scalars, constants = bound
     _gemm[grid](a, b, offsets, out, *scalars, **constants)

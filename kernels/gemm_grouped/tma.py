@@ -26,12 +26,12 @@ from rooflab.reference.spec import Arguments
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
     """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
-    rows. If the program has no tile, the end is not above the first row."""
-    experts = tl.arange(0, BLOCK_E)
-    expert_starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    rows.  If the program has no tile, the end is at or before the first row."""
+    expert_ids = tl.arange(0, BLOCK_E)
+    expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((expert_starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
     start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(end - start, BLOCK_M)

@@ -52,7 +52,7 @@ def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 _FP32_LIMITS = {"tensor_cores": 0}
-_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
+_LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
     Config,
@@ -61,7 +61,7 @@ FUSED = Tuning(
         ((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256)),
         ((16, 32, 64), (16, 32, 64), (16, 32)),
         num_stages=(2, 3, 4, 5),
-        **_OPTIONS,
+        **_LAUNCH_OPTIONS,
     ),
     Defaults(
         (
@@ -86,7 +86,7 @@ _TMA_CONFIGS = space(
     ((32, 64), (16, 32, 64), (64, 128)),
     in_bytes=True,
     num_stages=(2, 3, 4, 5, 6, 8),
-    **_OPTIONS,
+    **_LAUNCH_OPTIONS,
 )
 TMA = Tuning(
     Config,

@@ -23,8 +23,8 @@ def by_maps(of: Arguments) -> Any:
     half_rows = weight.rows // 2
     shape, strides = [2, half_rows, weight.columns], [half_rows * weight.stride, weight.stride, 1]
     gate_up_map = map_maker(TensorDescriptor, shape, strides, [2, config.block_i, config.block_k])
-    maps = a.map(config.block_m, config.block_k), gate_up_map, out.map(config.block_m, config.block_i)
-    return *maps, (a.rows, half_rows, weight.columns)
+    tensor_maps = a.map(config.block_m, config.block_k), gate_up_map, out.map(config.block_m, config.block_i)
+    return *tensor_maps, (a.rows, half_rows, weight.columns)
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -54,8 +54,8 @@ class PairRing(LaunchConfig):
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources.  Shared memory holds the ring buffer, and a finished tile before its store."""
-    staged, tiles = config.block_m * config.block_i, tile_count(config, case)
-    return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
+    staged_values, tiles = config.block_m * config.block_i, tile_count(config, case)
+    return ring_footprint(config, 2 * config.block_i, tiles, staged_values, case, scheme)
 
 
 # By the rows of a and the columns of gate; unmeasured.
@@ -124,8 +124,8 @@ def _silu_product(accumulator, kind: gl.constexpr):
     rows: gl.constexpr = accumulator.shape[0]
     half_columns: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()
-    decay = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
-    result = (gl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up).to(kind)
+    exp_gate = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
+    result = (gl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up).to(kind)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half_columns, 256 // kind.primitive_bitwidth]
     )
@@ -201,15 +201,15 @@ def _gemm(
     steps = gl.cdiv(K, BLOCK_K)
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES] + b.block_type.shape, b.layout)
-    staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
+    out_buffers = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
     full = new_barriers(STAGES, 1)
     empty = new_barriers(2 * STAGES, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(0),
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, out_buffers.index(0),
                         BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 0)),
-            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(1),
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, out_buffers.index(1),
                         BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 1)),
             (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_I, BLOCK_K,
                         GROUP_M)),
@@ -225,9 +225,9 @@ def by_maps(of: Arguments) -> Any:
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half_rows, rows = config.block_m // 2, weight._replace(transposed=False)
     matrices = (a, half_rows, config.block_k), (rows, config.block_i, config.block_k), (out, half_rows, config.block_i)
-    maps = [matrix.map(box_rows, box_columns, of.a.dtype) for matrix, box_rows, box_columns in matrices]
+    tensor_maps = [matrix.map(box_rows, box_columns, of.a.dtype) for matrix, box_rows, box_columns in matrices]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
-    return *maps, grid, (M, I, K)
+    return *tensor_maps, grid, (M, I, K)
 
 
 @kernel(

@@ -1,5 +1,5 @@
-"""Implements the kernel `fused`, the version after `library`: one launch; gate and up stay in fp32 registers; one
-rounding.
+"""Implements the kernel `fused`, the version after `library`: one launch.  The products with gate and up stay in fp32
+registers, and the result is rounded once.
 
 This saves the write and the read of the product's `2 * I` columns, and two launches.  Triton's software pipelining
 loads the next tiles by cp.async during a product, as in gemm's pipelined.
@@ -31,8 +31,8 @@ def _silu_product(tile):
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
-    decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
-    return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
+    exp_gate = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
+    return tl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up
 
 
 @triton.jit

@@ -1,9 +1,10 @@
 """Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
 next tile during a store.
 
-A tile with 128 rows and 256 columns of gate and up needs all registers of an SM.  So no other CTA of the SM works while
-the tile's pipeline fills or its activation runs.  Here the loop over tiles and the loop over K are fused into one
-(`flatten`), and the loads continue across tiles.  The last wave of tiles takes the same time as before.
+A tile with 128 rows and 256 columns of gate and up needs all registers of an SM, so an SM has a single CTA.  With one
+tile per CTA, the tensor cores are idle while the tile's pipeline fills and while its activation runs.  Here the loop
+over tiles and the loop over K are fused into one (`flatten`), and the loads continue across tiles.  The last wave of
+tiles takes the same time as before.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _silu_product(tile):
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
-    decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
-    return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
+    exp_gate = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
+    return tl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up
 
 
 @triton.jit

@@ -4,14 +4,14 @@
 compared with the kernel `x`.  A "peer" is another library's kernel, for comparison.
 
 naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: ten steps, 41 bytes of traffic
-             per weight of half a byte
+             per 4-bit weight
 library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
-gemv         over naive, up to 8 rows of A (4 in groups of 32): a stream of packed codes, dequantized in registers by
-             masks and one subtraction, for mma.m16n8k16; each code is read once, 16 bytes per lane, and one wave of
-             warps shares K
-dequant_dot  over naive, any rows of A: codes become the left operand of wgmma in registers, and A is the right operand
-             from shared memory; slower than gemv at few rows, because the stream passes through shared memory, and
-             slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
+gemv         over naive, for up to 8 rows of A (up to 4 in groups of 32): reads each packed code once, 16 bytes per
+             lane; masks and one subtraction dequantize the codes in registers for mma.m16n8k16; all warps run in one
+             wave, and K is split over them
+dequant_dot  over naive, for any rows of A: codes are dequantized in registers and become the left operand of wgmma; A
+             is the right operand, in shared memory. Slower than gemv for few rows, because the codes pass through
+             shared memory. Slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
 native       over naive, on a CPU: panels of 32 columns; one instruction turns the codes of two neighbours along K into
              bf16 for 16 columns (AVX512-BF16), else codes become fp32; a group's fp32 sum is scaled once
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions

@@ -1,10 +1,12 @@
-"""Packs the codes of a four-bit weight once, at load.  The packed codes have the size of the original codes.
+"""Packs the codes of a four-bit weight once, at load.  Packing does not change the size of the codes.
 
-A chunk has 32 codes along K (16 bytes), in four 32-bit words of eight codes.  A quad (four lanes) multiplies a chunk in
-two steps of an mma with 16 values along K.  Word t holds the codes of lane t.  With s, h and e in (0, 1), the code at
-`k = 16 * s + 8 * h + 2 * t + e` is in four-bit field number `2 * s + h + 4 * e` of word t.  A kernel shifts a word by
-0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.
-`dequant_dot` needs the same order in registers, so it moves no code between lanes.  Codes past K are 0.
+A chunk is 32 codes along K: 16 bytes, in four 32-bit words of eight codes.  A quad (four lanes) multiplies a chunk in
+two steps of an mma with 16 values along K.  Lane t of the quad needs word t.
+
+The numbers s, h and e are 0 or 1.  Word t has the code at `k = 16 * s + 8 * h + 2 * t + e` in its four-bit field `2 * s
++ h + 4 * e`.  A kernel shifts a word by 0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f selects two codes
+with neighbouring k.  They are in the order of a bf16x2 register.  `dequant_dot` needs the same order in registers, so
+it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -48,5 +50,5 @@ CONDITIONS = {
 
 
 def subgroups(group: int) -> int:
-    """Returns the number of groups of `group` values in the part of a row that four lanes (a quad) load at once."""
+    """Returns the number of groups of `group` values in 64 bytes of codes, which four lanes load at once."""
     return CHUNK_K // group

@@ -2,8 +2,8 @@
 
 One launch replaces the nine launches of `naive`.  The weight is read from HBM once, at half a byte per value.  cp.async
 copies codes to shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
-shared memory.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  If there are too few
-tiles, several CTAs share the K of a tile.
+shared memory.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  If there are too few tiles
+for the GPU, the K of each tile is split over several CTAs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
 
-A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, 16 bytes per lane.
-The conversion of codes to bf16 is exact, two codes at a time.  A code becomes the low bits of a power of two, and one
-subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight
-with up to 16 columns, so a second row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no
-weight is rounded.  K is split over the warps of a CTA, then over the CTAs of a cluster, to get one full wave of CTAs.
-Partial sums are added in distributed shared memory in a fixed order, so two runs agree bit for bit.
+A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, with loads of 16 bytes
+per lane.  The conversion of codes to bf16 is exact, two codes at a time.  A code becomes the low bits of a power of
+two, and one subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows
+of the weight with eight columns of activations, so a second row of `a` is free.  The sums of each group are fp32 and
+scaled in fp32, so no weight is rounded.  K is split over the warps of a CTA, then over the CTAs of a cluster, to get
+one full wave of CTAs.  Partial sums are added in distributed shared memory in a fixed order, so two runs agree bit for
+bit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MOST_OF_32 = MAX_COLUMNS // subgroups(32)
 
 
 def divided(of: Arguments) -> Any:
-    """Divides the work of a call.  Returns the arguments of `stream.launch` for `of`, the arguments of the op."""
+    """Returns the arguments of `stream.launch` for a call of the op.  `of` holds the arguments of the op."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
@@ -68,5 +69,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias` for up to eight rows of `a` (up to four with groups of 32).  `b` is `pack(W)`."""
+    """Computes `a @ W + bias` for at most eight rows of `a`, or four with groups of 32 values.  `b` is `pack(W)`."""
     stream.launch(bound, a, b, scale, zero, bias, c)

@@ -1,10 +1,10 @@
 """The kernel `library` calls torch's matmul with a four-bit weight, `_weight_int4pack_mm`.
 
-The layout differs between devices.  On CUDA (tinygemm), `_convert_weight_to_int4pack` accepts bytes `[N, K / 2]` with
-the even k in the *high* half.  It orders the codes for mma.m16n8k16.  On a CPU, `_convert_weight_to_int4pack_for_cpu`
-accepts one code per int32.  On both devices, scales and offsets are interleaved in one bf16 tensor `[K / group, N, 2]`.
-A weight is `(code - 8) * scale + offset`.  A zero point becomes `offset = (8 - zero) * scale`, rounded to bf16.
-`prepare` packs and interleaves once.
+The layout differs between devices.  On CUDA (tinygemm), `_convert_weight_to_int4pack` accepts bytes `[N, K / 2]`.  The
+code with the even k is in the *high* half of a byte.  The function orders the codes for mma.m16n8k16.  On a CPU,
+`_convert_weight_to_int4pack_for_cpu` accepts one code per int32.  On both devices, scales and offsets are interleaved
+in one bf16 tensor `[K / group, N, 2]`.  A weight is `(code - 8) * scale + offset`.  A zero point becomes `offset = (8 -
+zero) * scale`, rounded to bf16.  `prepare` makes this layout once, at load.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
     Raises `ValueError` if torch cannot pack these sizes."""
     N, K = b.shape[0], 2 * b.shape[1]
     for (name, (cuda_multiple, cpu_multiple)), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
-        multiple = cuda_multiple if b.is_cuda else cpu_multiple
-        if size % multiple or not size:
-            raise ValueError(f"b: expected {name} in multiples of {multiple}, as torch packs it here, got {size}")
+        size_multiple = cuda_multiple if b.is_cuda else cpu_multiple
+        if size % size_multiple or not size:
+            raise ValueError(f"b: expected {name} in multiples of {size_multiple}, as torch packs it here, got {size}")
     if b.device.type == "cuda":
         halves_swapped = (b << 4 | b >> 4).contiguous()
         packed = torch.ops.aten._convert_weight_to_int4pack(halves_swapped, INNER_K_TILES)
@@ -84,11 +84,11 @@ def traffic(inputs: Arguments) -> Traffic:
     off={"bias": "torch has no call that adds a bias before it rounds"},
 )
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes `a @ W`.  `b` is from `pack`: the weight W with its scale and zero.  torch's function has no `out`."""
+    """Computes `a @ W`.  `b` is from `pack`: W with its scales and zero points.  torch's function has no `out`."""
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))
     aten = torch.ops.aten
-    matmul = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
-    result: Tensor = matmul(a, b.tensor, K // scale.shape[1], b.pairs)
+    matmul_call = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
+    result: Tensor = matmul_call(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

@@ -40,9 +40,9 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
 
     Raises `ValueError` on sizes that Marlin does not accept."""
     N, K = b.shape[0], 2 * b.shape[1]
-    for (name, multiple), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
-        if size % multiple or not size:
-            raise ValueError(f"b: expected {name} in multiples of {multiple} for Marlin, got {size}")
+    for (name, size_multiple), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
+        if size % size_multiple or not size:
+            raise ValueError(f"b: expected {name} in multiples of {size_multiple} for Marlin, got {size}")
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
     linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
     linear.weight.data = codes.half() - INT4_ZERO

@@ -2,8 +2,8 @@
 
 One launch replaces the four launches of `naive`.  The weight is read from HBM once, at one byte per value.  cp.async
 copies codes to shared memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
-shared memory.  The sums are fp32 and scaled once at the end, so no weight is rounded.  If there are too few tiles,
-several CTAs share the K of a tile.
+shared memory.  The sums are fp32 and scaled once at the end, so no weight is rounded.  If there are too few tiles for
+the GPU, the K of each tile is split over several CTAs.
 """
 
 from __future__ import annotations

@@ -46,5 +46,5 @@ GROUPS_PER_LOAD = 1
     },
 )
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes `a @ (scale * b) + bias` for up to eight rows of `a`.  `b` is from `pack`.  Runs agree bit for bit."""
+    """Computes `a @ (scale * b) + bias` for at most eight rows of `a`.  `b` is from `pack`.  Runs agree bit for bit."""
     stream.launch(bound, a, b, scale, None, bias, c)

@@ -1,11 +1,13 @@
 """The kernel `library` calls torch's matmul with an int8 weight, `torch._weight_int8pack_mm`.
 
 On a CPU with AVX-512 or AVX2, the codes become fp32 in registers.  So only codes are read from memory, once per four
-rows of `a`.  The following times are preliminary: the minimum of 60 interleaved calls, on one busy core of an AMD EPYC
-with AVX-512, with torch 2.13.0, M=1, N=K=4096, and three weights in turn.  The call takes 1.6 ms.
-torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  A read of the codes alone
-takes 0.7 ms, at the rate of a sum over fp32.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses
-one thread per output.  This is correct at every shape, but tensor cores are much faster.
+rows of `a`.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses one thread per output.  This is
+correct at every shape, but tensor cores are much faster.
+
+These CPU times are preliminary.  The shape is M=1, N=K=4096, and torch is 2.13.0.  The CPU is one busy core of an AMD
+EPYC with AVX-512.  Each time is the minimum of 60 interleaved calls, which use three weights in turn.  The call takes
+1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  A read of the
+codes alone takes 0.7 ms, at the rate of a sum over fp32.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ CUDA_MAX_ELEMENTS = 2**31
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts bytes: on a CPU, the codes once per four rows of `a`; on CUDA, also the conversions to and from fp32."""
+    """Counts the moved bytes.  On a CPU, codes count once per four rows of `a`.  On CUDA, conversions to and from fp32 count."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
@@ -39,7 +41,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """Returns why torch (2.11 to 2.13) cannot use the operands, or would read past the end of a row; else None."""
+    """Returns why torch (2.11 to 2.13) cannot take the operands, or None.  At some K it would read past a row's end."""
     if bias is not None:
         return "bias: expected none, because torch has no call that adds a bias before it rounds"
     if not a.is_contiguous() or not b.mT.is_contiguous():

@@ -1,11 +1,12 @@
 """The kernel `packed` improves on `library` on a CPU: for many rows of `a`, codes become bf16 in the cache.
 
-torch's own matmul reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows it is the
-fastest, and this kernel calls it.  For many rows it takes three times the time of a bf16 matmul.  So for many rows,
-this kernel converts the codes of a group of output channels to bf16.  The conversion is exact.  Its buffer has the size
-of a core's L2.  A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is rounded, and only
-codes come from memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer instead.  This
-rounds each weight once.
+For few rows, torch's own int8 matmul is the fastest, and this kernel calls it.  That matmul reads the codes again for
+every four rows of `a`, and multiplies in fp32.  For many rows, it takes three times the time of a bf16 matmul.
+
+So for many rows, this kernel converts the codes of a group of output channels to bf16, which is exact.  The bf16 buffer
+has the size of a core's L2.  A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is
+rounded, and only codes come from memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer
+instead.  This rounds each weight once.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
@@ -44,7 +45,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `library` for few rows.  For many rows, counts each operand once: L2 keeps the buffer."""
+    """Counts the bytes of `library` for few rows, else each operand once, because L2 keeps the bf16 buffer."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -52,7 +53,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why oneDNN cannot multiply many rows (no bf16 on this CPU, or rows of `a` with padding), or None."""
+    """Returns why oneDNN cannot multiply many rows, or None: a CPU without bf16, or rows of `a` with padding."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -76,7 +77,7 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  Fastest with `b` from `pack`."""
+    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  Fastest if `b` is packed."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)
@@ -84,10 +85,10 @@ def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor |
     c = torch.empty((M, N), dtype=a.dtype) if c is None else c
     fused_scale = bias is None and scale.dtype == a.dtype
     block_channels = min(max(BUFFER_VALUES // K // CHANNEL_MULTIPLE, 1) * CHANNEL_MULTIPLE, N)
-    buffer = torch.empty((block_channels, K), dtype=a.dtype)
+    weight_buffer = torch.empty((block_channels, K), dtype=a.dtype)
     for first_channel in range(0, N, block_channels):
         channels = slice(first_channel, min(first_channel + block_channels, N))
-        weight = buffer[: channels.stop - first_channel].copy_(b.mT[channels])
+        weight = weight_buffer[: channels.stop - first_channel].copy_(b.mT[channels])
         if fused_scale:
             block_result = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
         else:

@@ -56,7 +56,7 @@ def _kv_cache_write(
     shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
 )
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes k and v to their slots, but skips a slot that is negative or past the cache."""
+    """Writes `k` and `v` to their slots.  Skips a token with a negative slot, or with a slot past the cache."""
     T, H_kv, D = k.shape
     block_d = next_power_of_2(D)
     block_heads = min(next_power_of_2(H_kv), max(TILE_VALUES // block_d, 1))

@@ -1,7 +1,7 @@
 """The kernel `index_copy` improves on `naive`: if every token has a slot, it makes one `index_copy_` call per cache.
 
-Then it needs no mask.  The kernel is for the CPU, where torch calls take most of the time of a decode step.  There the
-host also reads the slots without synchronization.
+In this case it needs no mask.  The kernel is for the CPU, where torch calls take most of the time of a decode step. On
+a CPU, the host reads the slots without synchronization.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rooflab.kernels.launcher import kernel
     },
 )
 def index_copy(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes k and v to their slots, but skips a negative slot.  A slot past the cache raises torch's `IndexError`."""
+    """Writes `k` and `v` to their slots.  Skips a negative slot.  A slot past the cache raises torch's `IndexError`."""
     write(k, v, k_cache, v_cache, slot_mapping)
 
 

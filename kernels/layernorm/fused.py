@@ -28,9 +28,9 @@ def _layernorm(
     tl.debug_barrier()
     x = tl.load(x_ptr + rows * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
     # The mean of squares minus the squared mean would cancel where the mean is large.
-    centred = tl.where(mask, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / H + eps)
-    out = centred * scale[:, None] * weight
+    centred_x = tl.where(mask, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred_x * centred_x, axis=1) / H + eps)
+    out = centred_x * scale[:, None] * weight
     if bias_ptr is not None:
         out += bias
     tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=mask)

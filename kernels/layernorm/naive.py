@@ -12,7 +12,7 @@ from rooflab.kernels.launcher import kernel
 def naive(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float) -> None:
     """Computes `(x - mean) / sqrt(variance + eps) * weight + bias`, step by step."""
     x32 = x.float()
-    centred = x32 - x32.mean(dim=-1, keepdim=True)
-    variance = centred.pow(2).mean(dim=-1, keepdim=True)
-    scaled = centred * torch.rsqrt(variance + eps) * weight.float()
-    out.copy_(scaled if bias is None else scaled + bias.float())
+    centred_x = x32 - x32.mean(dim=-1, keepdim=True)
+    variance = centred_x.pow(2).mean(dim=-1, keepdim=True)
+    scaled_x = centred_x * torch.rsqrt(variance + eps) * weight.float()
+    out.copy_(scaled_x if bias is None else scaled_x + bias.float())

@@ -1,9 +1,9 @@
 """Holds device code for Triton attention kernels: the range of key tiles, the weights of a tile, and the output.
 
 The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
-m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i has the unit of the
-exponent (base 2, scaled), so one multiply-add turns a score into an exponent.  While m_i does not change, the sums are
-rescaled by exactly 1.
+m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i is an exponent of
+base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.  While m_i does not change,
+the sums are multiplied by exactly 1.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def capped(scores, cap):
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns `begin`, `unmasked_begin`, `unmasked_end` and `end`: bounds of the keys that queries `first` to `last`
-    see.
+    """Returns four bounds of the keys that queries `first` to `last` see: `begin`, `unmasked_begin`, `unmasked_end` and
+    `end`.
 
-    No query sees a key before `begin` or from `end` on.  All queries see the keys between the unmasked bounds, so tiles
-    there need no mask.  The window hides some keys before these tiles.  The diagonal or the end of the keys hides some
-    keys after them.  `begin` is the first key that query `first` sees.  It is not rounded to a tile, so no key before
-    all windows is loaded.  The two unmasked bounds are a whole number of tiles after `begin`."""
+    No query sees a key before `begin` or from `end` on.  All queries see all keys between the two unmasked bounds, so
+    tiles there need no mask.  In the tiles before them, the window hides some keys.  In the tiles after them, the
+    diagonal or the end of the keys hides some keys.  `begin` is the first key that query `first` sees, not rounded to a
+    tile.  So no key before all windows is loaded.  Each unmasked bound is a whole number of tiles after `begin`."""
     begin = 0
     unmasked_begin = 0
     end = S
@@ -55,15 +55,15 @@ def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
 
 @triton.jit
 def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Reads the pages of `BLOCK_N` keys from key `start` on, in a row of the block table; 0 from key `end` on."""
+    """Reads the pages of `BLOCK_N` keys, from key `start` on, in a table row.  Returns 0 for keys from `end` on."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
 @triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
-    """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` become zeros, because memory past
-    the end may hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` become zeros."""
+    """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` become zeros: memory past the end
+    may hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` become zeros."""
     if MASKED:
         tile = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
@@ -81,9 +81,9 @@ def weigh(
 ):  # fmt: skip
     """Returns the softmax weights of the key tile at `start`, the factor for earlier sums, and the new m_i and l_i.
 
-    `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows` holds the positions of the queries.  A score times `factor` is its
-    exponent (base 2).  With `MASKED`, a row may not see all keys of the tile.  The largest weight is `2**RANGE`, so
-    sums have this factor."""
+    m_i is a row's running maximum, and l_i the sum of its weights.  `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows`
+    holds the positions of the queries.  A score times `factor` is its exponent (base 2).  With `MASKED`, a key that a
+    row does not see gets weight 0.  All weights and sums are multiplied by `2**RANGE`."""
     if CAP:
         scores = capped(scores * scale, cap)
     elif NEGATED:
@@ -112,8 +112,8 @@ def weigh(
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
     """Stores the output of the rows in the mask `there`.  Also stores their natural log-sum-exp, if `lse_ptr` is given.
 
-    `sinks_offset` selects the sink: one head for all rows, or one head per row.  `out_rows` and `lse_rows` are int64
-    row offsets."""
+    `sinks_offset` is the index of the sink logit, one per head.  It is a single index if all rows have the same head,
+    else one index per row.  `out_rows` and `lse_rows` are int64 row offsets."""
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)

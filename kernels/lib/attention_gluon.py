@@ -1,7 +1,7 @@
 """Holds helpers of the Gluon attention kernels: the order of tiles, and the online softmax of a warpgroup's 64 queries.
 
-The names are as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i has
-the unit of the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
+The names are as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i is an
+exponent of base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def tile_columns(head_dim: int) -> int:
 
 
 def consumer_registers(head_dim: int, block_n: int) -> int:
-    """Returns a consumer warpgroup's registers per thread, for 64 rows: fp32 accumulator and scores, 16-bit weights."""
+    """Returns the registers per thread for a consumer's 64 rows: accumulator and scores in fp32, weights in 16 bits."""
     return tile_columns(head_dim) // 2 + block_n // 2 + block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  The registers are the average over its threads.  Shared memory holds the rings
-    of keys and of values, `rows` rows of a head, and barriers.  If a consumer needs too many registers, the consumer's
-    number replaces the average, so that the CTA does not fit.
+    """Returns the resources of a CTA.  `registers` is the average over its threads.  Shared memory holds the rings of
+    keys and of values, `rows` rows of a head, and barriers.  If a consumer warpgroup needs too many registers,
+    `registers` is its need instead, so that the CTA does not fit.
 
     `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
     """
@@ -63,13 +63,13 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the largest number of query heads with keys and values that fit in L2.  `k` has shape (B, S, H_kv, D)."""
+    """Returns the number of query heads per section: their keys and values fit in L2.  `k` is (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns `scales` for `softmax`, for base-2 exponents: one positive scale, or three factors for a soft cap."""
+    """Returns `scales` for `softmax`, for base-2 exponents.  Without a soft cap, the last two of the three are None."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -88,15 +88,15 @@ def nth_tile(turn, cta, ctas):
 @triton.jit
 def count_tiles(tiles, cta, ctas):
     """Returns the number of tiles that the CTA `cta` computes."""
-    rounds = tiles // ctas
-    position = cta if rounds % 2 == 0 else ctas - 1 - cta
-    return rounds + (1 if position < tiles % ctas else 0)
+    full_rounds = tiles // ctas
+    cta_position = cta if full_rounds % 2 == 0 else ctas - 1 - cta
+    return full_rounds + (1 if cta_position < tiles % ctas else 0)
 
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns the tile row and the head of tile number `tile`.  In the last section (group of heads) long tiles come
-    first, in the section before it short tiles, and so on.  So neighbouring tiles have similar lengths."""
+    """Returns the tile row and the head of tile number `tile`.  The last section (group of heads) begins with long
+    tiles, the section before it with short tiles, and so on.  So neighbouring tiles have similar lengths."""
     index = tile // (section * tiles_m)
     first_head = index * section
     size = min(heads - first_head, section)
@@ -116,23 +116,23 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Returns the numbers of three kinds of key blocks: cut by the diagonal, without a mask, and cut by the far end of
-    the window.  Counts the blocks from `begin` to `end`, except the last block.  The first row sees keys up to `first`.
-    The last row sees keys up to `last`."""
+    """Returns three numbers of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the
+    start of the window cuts.  Counts the blocks from `begin` on, without the last block `end - 1`.  The first row sees
+    keys up to `first`.  The last row sees keys up to `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
-    window_begin = begin
+    window_block = begin
     if window is not None:
-        window_begin = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        window_begin = gl.minimum(gl.maximum(window_begin, begin), unmasked_end)
-    return end - 1 - unmasked_end, unmasked_end - window_begin, window_begin - begin
+        window_block = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
+        window_block = gl.minimum(gl.maximum(window_block, begin), unmasked_end)
+    return end - 1 - unmasked_end, unmasked_end - window_block, window_block - begin
 
 
 @gluon.jit
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     """Returns for a block of scores: the weights, the new m_i and l_i, and the factor that rescales earlier sums.
 
-    With `MASKED`, a row sees the last `window` keys up to column `last`, or all keys up to `last` without a window.  No
-    row sees keys after column `end`.  Column 0 is the block's first key.  `last` and `end` may be None.
+    With `MASKED`, a row sees no key after column `last`, or after column `end`.  With a window, it sees only the last
+    `window` keys up to `last`.  Column 0 is the block's first key.  `last` and `end` may be None.
 
     m_i is stored after the multiplication by `scale`.  If each step multiplied m_i again, the compiler would fuse this
     multiplication with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after
@@ -163,8 +163,8 @@ def rescaled(accumulator, shrink):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Converts weights to 16 bits and packs two neighbours per register.  The compiler would unpack and pack single
-    16-bit values again between two loops."""
+    """Converts weights to 16 bits and packs two neighbours per register.  Otherwise the compiler would unpack and pack
+    the 16-bit values again between two loops."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)

@@ -48,8 +48,8 @@ class Config(LaunchConfig):
 
 
 def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits` bits: tiles for one or two warpgroups, up to eight stages, and K split
-    over up to eight CTAs.  `block_k_of(scheme)` returns a tile's size along K."""
+    """Returns the tuning for codes of `bits` bits.  The configs have tiles for one or two warpgroups and up to eight
+    stages, and split K over up to eight CTAs.  `block_k_of(scheme)` returns a tile's size along K."""
     shape = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -147,7 +147,7 @@ def _dot(
     a_ptrs = a_ptr + column[:, None] * stride_am + k_offsets[None, :] + first_step * BLOCK_K
     word_ptrs = words_ptr + row[:, None] * row_words + word_offsets[None, :] + first_step * BLOCK_WORDS
     group_offsets = row * stride_sn + first_step
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    row_sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if BITS == 8:
         channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
     for step in range(first_step, last_step):
@@ -160,7 +160,7 @@ def _dot(
         if BITS == 8:
             # The dot has no accumulator, or Triton would let it run while the next step writes the registers that it
             # reads (3.7.1, WGMMAPipeline).
-            sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
+            row_sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
         else:
             scale = tl.load(scale_ptr + group_offsets).to(tl.float32)
             if HAS_ZERO:
@@ -168,18 +168,18 @@ def _dot(
             else:
                 zero = tl.full((1, 1), 136.0, tl.bfloat16)  # 128 + 8
             group_sum = tl.dot(_dequantize(words, zero, BITS, BLOCK_N, BLOCK_K), a.T)
-            sums += group_sum * scale[:, None]
+            row_sums += group_sum * scale[:, None]
             group_offsets += 1
         a_ptrs += BLOCK_K
         word_ptrs += BLOCK_WORDS
     mask = (rows < N)[:, None] & (columns < M)[None, :]
     if SPLIT == 1:
         if HAS_BIAS:
-            sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+            row_sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
         out_ptrs = out_ptr + columns[None, :] * stride_om + rows[:, None]
     else:
         out_ptrs = out_ptr + (k_share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
-    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, row_sums.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -198,7 +198,8 @@ def _add_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts bytes: `a` once, the weight once per row tile (not from L2), and partial sums of a split K twice."""
+    """Counts the moved bytes.  `a` counts once.  The weight counts once per tile of rows of `a`, as if L2 did not keep it.  The
+    partial sums of a split K count twice: written and read."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
     partial_bytes = 4 * config.split * M * N if config.split > 1 else 0
@@ -225,19 +226,21 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
         "BLOCK_K": block_k,
         **config.launch_arguments,
     }
-    add_up = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
-    return grid, scalars, constants, add_up if split > 1 else None
+    sum_launch = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
+    return grid, scalars, constants, sum_launch if split > 1 else None
 
 
 def launch(
     bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Makes one launch, or two for a split K.  `words`: codes.  `scale`, `zero`: equal strides, contiguous rows."""
-    grid, scalars, constants, add_up = bound
-    if add_up is None:
+    """Launches the kernel.  For a split K, a second kernel adds the partial sums.  `words`: packed codes.  `scale`,
+    `zero`: equal strides and contiguous rows.
+    """
+    grid, scalars, constants, sum_launch = bound
+    if sum_launch is None:
         _dot[grid](a, words, scale, zero, bias, c, *scalars, **constants)
         return
     partial_sums = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
     _dot[grid](a, words, scale, zero, bias, partial_sums, *scalars, **constants)
-    grid, scalars, constants = add_up
+    grid, scalars, constants = sum_launch
     _add_up[grid](partial_sums, bias, c, *scalars, **constants)

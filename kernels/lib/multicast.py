@@ -113,10 +113,10 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches the kernel.  `maps`: tensor maps of `a`, `b`, the output, and the residual (without one: the output
-    again).
+    """Launches the kernel.  `maps` are the tensor maps of `a`, `b`, the output and the residual.  Without a residual,
+    the output's map is passed twice.
 
-    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k` says for `a` and for `b` whether it is
+    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k` has two booleans: whether `a` and `b` are
     contiguous along K.  `scales` holds the scales of `a` and `b` in fp8."""
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)

@@ -16,11 +16,10 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 def philox(
     seed: torch.Tensor, position: torch.Tensor, block: torch.Tensor, stream: torch.Tensor | int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns Philox's four words for the key `seed` and the counter `(position, block, stream, 0)`, int64 in [0,
-    2**32).
+    """Returns Philox's four random words, int64 tensors with values in [0, 2**32).
 
-    The arguments are int64 tensors that broadcast to one shape.  When all words have this shape, the rounds compute in
-    place."""
+    The key is `seed`, and the counter is `(position, block, stream, 0)`.  The arguments are int64 tensors that
+    broadcast to one shape, which the words have."""
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
     shape = c0.shape
@@ -37,7 +36,7 @@ def philox(
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """Returns random words (B, V), one per token, for seeds, positions and streams (B,).  Philox makes four at once."""
+    """Returns random words (B, V), one per token, for seeds, positions and streams (B,).  A Philox call makes four."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]

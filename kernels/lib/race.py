@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def log_exponential(word):
-    """Computes `log(E)` with `E = -log1p(-u)`, where u in (0, 1) comes from `word`.  Drawn tokens have a small u, for
-    which `1 - u` loses digits.  So below `u = 1/4` the function takes the series `E = 2 * atanh(u / (2 - u))`.  The
-    first omitted term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it is libdevice's polynomial, not
-    lg2.approx (read in the PTX)."""
+    """Computes `log(E)` with `E = -log1p(-u)`.  The random u in (0, 1) comes from `word`.  A drawn token has a small u,
+    and `1 - u` would lose digits of u.  So below `u = 1/4` the function uses the series of `E = 2 * atanh(u / (2 -
+    u))`.  The first omitted term is below 2**-29 of E.  On sm_90, tl.log is exact to an ulp: it is libdevice's
+    polynomial, not lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
     z_squared = z * z

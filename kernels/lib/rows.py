@@ -68,7 +68,8 @@ def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
 
 
 def most_vectors(op: str, itemsize: int) -> int:
-    """Returns the largest number of 16-byte vectors per thread: 64 values, or eight vectors of each of two inputs."""
+    """Returns the largest number of 16-byte vectors per thread.  They hold at most 64 values.  With two inputs, there
+    are at most eight vectors of each input."""
     return min(MOST_VALUES * itemsize // VECTOR_BYTES, MAX_PAIRED_VECTORS if op in TWO_INPUTS else 16)
 
 
@@ -106,8 +107,8 @@ def tuning(op: str) -> Tuning:
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the registers for the row, the weights, the values in fp32, and the next row of a persistent grid.
 
-        The number of registers for values is read from compiled code: `28 + 6 * vectors / itemsize`, and 12 more for
-        two sums or a quantisation."""
+        The fp32 values take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes 12 more.
+        These numbers are read from compiled code."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHT_VECTORS.get(op, 0) if config.vectors <= THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weights + config.persistent * inputs)
@@ -127,8 +128,8 @@ def tuning(op: str) -> Tuning:
         while needed_vectors > MAX_LANES * vectors * cluster:
             # More CTAs share a row before a thread takes more vectors: where there are many rows, where SMs would be
             # idle, and where a thread has the most vectors.
-            is_full = vectors == most_vectors(op, scheme.activation.itemsize)
-            if cluster < MOST_CLUSTER and (many_rows or is_full or T * 2 * cluster <= HOPPER_SMS):
+            at_max_vectors = vectors == most_vectors(op, scheme.activation.itemsize)
+            if cluster < MOST_CLUSTER and (many_rows or at_max_vectors or T * 2 * cluster <= HOPPER_SMS):
                 cluster *= 2
             else:
                 vectors *= 2
@@ -140,16 +141,16 @@ def tuning(op: str) -> Tuning:
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
         """Returns whether the threads of the config hold a whole row.  In a cluster, a CTA must have one row."""
-        row_covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
-        row_covered = row_covered and (config.cluster == 1 or config.rows == 1)
+        covers_row = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
+        covers_row = covers_row and (config.cluster == 1 or config.rows == 1)
         fits_registers = config.vectors <= most_vectors(op, scheme.activation.itemsize)
-        return row_covered and fits_registers and config.persistent <= may_persist(config)
+        return covers_row and fits_registers and config.persistent <= may_persist(config)
 
     return Tuning(Config, configs, heuristic, footprint, rule)
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as the kernel `cluster` of `op`, the rung (step) above the kernel `fused`.
+    """Registers the decorated launcher as the kernel `cluster` of `op`, the next rung (improvement) after `fused`.
 
     `over_fused` states how the compiled code differs from the code of `fused`.  `wide` names a case in which a cluster
     shares a row.  `takes` are further arguments of `kernel`."""

@@ -57,13 +57,13 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of eight-column tiles for M rows of `a`.  A row has one column per group of a 64-byte load."""
+    """Returns the number of eight-column tiles for M rows of `a`.  A row has `subgroups` columns, one per group."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Returns the number of warps that fit in an SM's registers.  A thread has 128 registers, or 168 with a second tile
-    of activations or with zero points, or 255 with both."""
+    """Returns the number of warps that fit in an SM's registers.  A thread has 128 registers.  With a second tile of
+    activations, or with zero points, it has 168.  If both are used, it has 255."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
@@ -81,7 +81,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the registers (codes in flight, activations of two chunks) and shared memory (sums of warps)."""
+        """Returns registers for codes in flight and activations of two chunks, and shared memory for the sums."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP_THREADS * config.warps,
@@ -91,17 +91,17 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each part of a split K has a chunk, and a thread's registers can hold the data in flight."""
-        k_shares, resources = config.warps_k * config.split, footprint(config, case, scheme)
+        """Returns whether each part of a split K has a chunk, and whether registers hold the data in flight."""
+        k_shares, cta_resources = config.warps_k * config.split, footprint(config, case, scheme)
         enough_chunks = k_shares == 1 or k_shares <= chunks(int(case["K"]), bits)
-        return enough_chunks and resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
+        return enough_chunks and cta_resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Returns a config of one wave: splits K until every SM is full of warps.  A split has at least a chunk."""
-        rows, max_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
+        """Returns a config with one wave of CTAs.  Splits K until every SM is full.  Each part has at least a chunk."""
+        row_tiles, max_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
-        k_shares = max(min(HOPPER_SMS * warps // rows, max_shares), 1)
+        k_shares = max(min(HOPPER_SMS * warps // row_tiles, max_shares), 1)
         if k_shares <= 2:
             return Config(4, k_shares, 1, depth)
         split = next(split for split in (1, 2, 4, 8) if k_shares <= 8 * split or split == 8)
@@ -120,7 +120,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
     """Divides the work of a call.  Returns compiler options, the grid, the threads of a CTA, sizes and strides."""
-    a, codes, scale, config, has_zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
+    a, codes, scale, config, has_zero_points = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
     vector_loads = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
@@ -128,7 +128,7 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         BITS=bits,
         A_VECTORS=vector_loads,
         SCALE=_cuda.ELEMENT_CODES[scale.dtype],
-        ZEROS=has_zeros,
+        ZEROS=has_zero_points,
         M=M,
         SUB=subgroups,
         N_TILES=tiles,
@@ -136,7 +136,7 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         WARPS_K=config.warps_k,
         SPLIT=config.split,
         DEPTH=config.depth,
-        CTAS_PER_SM=max(warps_per_sm(tiles, has_zeros) // config.warps, 1),
+        CTAS_PER_SM=max(warps_per_sm(tiles, has_zero_points) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
     scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_TWICE)
@@ -147,6 +147,6 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  `codes`: packed int32 (N, words).  `scale`, `zero`: one per group, contiguous rows."""
+    """Launches the kernel.  `codes` is int32 (N, words).  `scale` and `zero` (one per group) have contiguous rows."""
     compile_options, grid, threads, scalars = bound
     _cuda.load(SOURCE, "gemv", options=compile_options)(grid, threads, a, codes, scale, zero, bias, c, *scalars)

@@ -54,13 +54,13 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
 @gluon.jit
 def advance(slot, phase, ring):
     """Returns the next slot of a ring, and the barrier parity to wait for.  Each round of the ring flips the parity."""
-    is_last = slot == ring.shape[0] - 1
-    return gl.where(is_last, 0, slot + 1), phase ^ is_last.to(gl.int32)
+    is_last_slot = slot == ring.shape[0] - 1
+    return gl.where(is_last_slot, 0, slot + 1), phase ^ is_last_slot.to(gl.int32)
 
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Makes `NUMBER` mbarriers.  A phase ends after `ARRIVALS` arrivals and all bytes that the barrier expects."""
+    """Makes `NUMBER` mbarriers.  A barrier completes after `ARRIVALS` arrivals, and after all bytes that it expects."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for barrier_index in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(barrier_index), count=ARRIVALS)

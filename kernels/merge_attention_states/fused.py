@@ -55,9 +55,9 @@ def fused_kernel(
         part_ptrs = out_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
         value = tl.load(part_ptrs, mask=mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale = tl.exp2((m_i - shift) * TO_LOG2)
-        weight = tl.exp2((lse - shift[:, None]) * TO_LOG2)
+        exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2((m_i - exponent_shift) * TO_LOG2)
+        weight = tl.exp2((lse - exponent_shift[:, None]) * TO_LOG2)
         l_i = l_i * rescale + tl.sum(weight, 1)
         acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
         m_i = m_new
@@ -69,7 +69,7 @@ def fused_kernel(
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Returns the number of programs, sizes, strides and constants.  `outs`: (P, T, H, D).  `lses`: (P, T, H)."""
+    """Returns the number of programs, sizes, strides and constants.  `outs` is (P, T, H, D) for P parts of the keys."""
     part_count, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)

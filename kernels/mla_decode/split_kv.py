@@ -84,13 +84,13 @@ def split_kv_kernel(
 ):  # fmt: skip
     # A sequence's splits and its tiles of heads are neighbours, so that L2 has what both read.
     head_tiles = tl.cdiv(H, BLOCK_H)
-    program = tl.program_id(0)
-    tile = program % head_tiles
-    split = program // head_tiles % splits
-    b = (program // head_tiles // splits).to(tl.int64)
+    program_index = tl.program_id(0)
+    tile = program_index % head_tiles
+    split_index = program_index // head_tiles % splits
+    b = (program_index // head_tiles // splits).to(tl.int64)
     length = tl.load(lens_ptr + b)
     split_keys = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    first_key = split * split_keys
+    first_key = split_index * split_keys
     end = tl.minimum(first_key + split_keys, length)
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
@@ -111,13 +111,13 @@ def split_kv_kernel(
         key_mask = keys < end
         block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
         page = pages_of(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
-        slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
+        slot_ptr = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
-            slots[:, None] + columns[None, :], mask=key_mask[:, None] & (columns < LATENT)[None, :], other=0.0
+            slot_ptr[:, None] + columns[None, :], mask=key_mask[:, None] & (columns < LATENT)[None, :], other=0.0
         )
         k_rotary = tl.load(
-            slots[:, None] + LATENT + rotary[None, :], mask=key_mask[:, None] & (rotary < ROTARY)[None, :], other=0.0
+            slot_ptr[:, None] + LATENT + rotary[None, :], mask=key_mask[:, None] & (rotary < ROTARY)[None, :], other=0.0
         )
         scores = tl.dot(q_rotary, k_rotary.T)
         scores = tl.dot(q, latents.T, scores) * scale_log2
@@ -130,19 +130,19 @@ def split_kv_kernel(
         m_i = m_new
 
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
-    out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
+    out_rows = out_ptr + split_index.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
     result = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=head_mask & (columns < LATENT)[None, :])
     if LSE:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
-        lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
+        lse_rows = lse_ptr + split_index.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits with the least time: waves of CTAs times keys per split.  Each of several splits
-    costs `LEAST_KEYS` more keys.  A split of the longest sequence has at least `LEAST_KEYS` keys."""
+    """Returns the number of splits per sequence with the least time: waves of CTAs times keys per split.  With several
+    splits, each counts `LEAST_KEYS` more keys.  A split of the longest sequence has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -151,13 +151,13 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
 
 
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
-    """Returns the number of splits per sequence.  Only the sizes of the tensors decide it."""
+    """Returns the number of splits per sequence.  It depends only on the sizes of the tensors, not on the lengths."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts the bytes of q, lengths, table, result, and each latent once: L2 keeps it for the other heads."""
+    """Counts the bytes of `q`, lengths, table and result.  Each latent counts once: L2 keeps it for the other heads."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, table_entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])

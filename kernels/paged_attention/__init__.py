@@ -1,6 +1,6 @@
 """paged_attention: attention over a paged KV cache, for decode steps and chunks of queries.
 
-naive              torch steps, a Python loop over sequences: gather, scores in memory, softmax, second product
+naive              torch steps, a Python loop over sequences: gather, scores in memory, softmax, second matmul
 library            gathers the pages into a dense copy, then torch's scaled_dot_product_attention
 gqa_packed         Triton; one program per (sequence, KV head) walks the block table; decode only, no options
 split_kv           over gqa_packed: CUDA C++, decode; the keys of all sequences in equal shares for all CTAs that fit

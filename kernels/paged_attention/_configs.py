@@ -30,8 +30,8 @@ FMA_CONFIGS = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8)
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
     """Returns configs with pipelines of several depths, because a decode step needs bytes in flight.  A warp has at
-    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold their operands in registers, and more keys spill up to 15
-    KB per thread (read in the compiled kernels)."""
+    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold their operands in registers.  With more keys, up to 15 KB
+    per thread would spill (read in the compiled kernels)."""
     max_keys = 8 if scheme.activation == torch.float32 else 32
     return tuple(config for config in STEP_CONFIGS(case) if config.block_n <= max_keys * config.num_warps)
 
@@ -59,8 +59,8 @@ def packed_rows(H: int, H_kv: int) -> int:
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Returns tiles of up to 16 rows per warp, with pipelines of several depths.  8 warps need at least 64 rows.  In
-    fp32, heads wider than 64 need 8 warps for 32 keys.  4 warps would spill 0.5 to 1.2 KB per thread (in the compiled
-    kernels)."""
+    fp32, heads wider than 64 need 8 warps for 32 keys: 4 warps would spill 0.5 to 1.2 KB per thread (read in the
+    compiled kernels)."""
     if scheme.activation == torch.float32:
         narrow_heads = int(case["D"]) <= 64
         return tuple(c for c in FMA_CONFIGS(case) if narrow_heads or (c.block_n, c.num_warps) != (32, 4))

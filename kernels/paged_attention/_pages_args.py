@@ -52,14 +52,14 @@ def why_too_far(inputs: Arguments) -> str | None:
     """Returns why a tensor map cannot address all pages and heads of a cache by one dimension, or None if it can."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MAX_UNITS:
-            expected = "strides of pages and heads with a larger common factor"
-            return f"{name}: expected {expected}, got {cache.stride()}"
+            expected_text = "strides of pages and heads with a larger common factor"
+            return f"{name}: expected {expected_text}, got {cache.stride()}"
     return None
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Returns the one dimension of a tensor map that addresses pages and heads: its stride and its size.  Also returns
-    the distances between two pages and between two heads in this dimension."""
+    """Returns the stride (in elements) and the size of one dimension of a tensor map that addresses both pages and
+    heads.  Also returns the distance between two pages, and between two heads, in steps of this dimension."""
     num_blocks, _, H_kv, _ = cache.shape
     page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
     unit_elements = math.gcd(page, head) or 8
@@ -71,13 +71,13 @@ def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
     """Returns a function that makes a cache's tensor map.  Also returns the distance between two pages, and between two
     heads, in the map's first dimension.
 
-    A box (the data of one TMA copy) has `box` keys of one page and head, in wgmma's order.  This order has 64 columns
-    of 8 rows, then the next 64 columns of these rows, then the next 8 rows.  Without `whole`, a box has only 64
-    columns.  Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and heads
-    share one dimension."""
+    A box is the data of one TMA copy: `box` keys of one page and head, in wgmma's order.  This order has 64 columns of
+    8 rows, then the next 64 columns of these rows, then the next 8 rows.  If not `whole`, a box has only 64 columns.
+    Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and heads share one
+    dimension."""
     block_size, D = cache.shape[1], cache.shape[3]
-    unit_elements, unit_count, page, head = _units(cache)
+    unit_elements, num_units, page, head = _units(cache)
     row = cache.stride(1)
-    shape = [unit_count, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
+    shape = [num_units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
     box_shape = [1, box // 8, attention.tile_columns(D) // 64 if whole else 1, 8, 64]
     return map_maker(TensorDescriptor, shape, [unit_elements, 8 * row, 64, row, 1], box_shape, PAGES_LAYOUT), page, head

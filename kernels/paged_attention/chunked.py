@@ -3,9 +3,11 @@ queries.
 
 A tile is BLOCK_M rows of one sequence and one KV head.  A row is one query of one head of the group.  So a loaded key
 serves all heads of the group, and even a chunk of few queries fills a tensor core's rows.  gqa_packed packs only heads.
-Prefill in chunks is from Agrawal et al., "SARATHI", 2023.  The size of the grid is an upper bound from T, B and the
-tile size.  A program finds its sequence in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The
-last tiles see the most keys, so they come first.
+Prefill in chunks is from Agrawal et al., "SARATHI", 2023.
+
+The grid has the largest possible number of tiles, so the host need not know the lengths.  A program finds its sequence
+in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The last tiles see the most keys, so they
+come first.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """

@@ -2,13 +2,15 @@
 
 FlexAttention sees the cache as one long sequence of keys.  A `BlockMask` from the block table lists each query's pages.
 `mask_mod` turns a position in the cache into a position in the sequence, as in the paper's section on paged attention.
+
 A masked value is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the
 list has only pages that the query sees in full.  Two pages may be partly visible: the last page, and a page in which a
 window begins.  Separate torch calls compute their attention, with zeros for unseen values.  The results are merged by
-their log-sum-exps.  The timed graph makes mask, list and merge.  An engine would make mask and list once per step.
+their log-sum-exps.
 
-The first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process
-decides whether fp32 matmuls use TF32.
+The measured time includes the mask, the list and the merge.  An engine would make mask and list once per step.  The
+first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process decides
+whether fp32 matmuls use TF32.
 """
 
 from __future__ import annotations
@@ -154,8 +156,8 @@ _COMPILED_ATTEND = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the visible keys and values once.  Adds a write and a read of each sequence's page positions
-    (4 bytes per page).  torch decides how to split keys, so partial results are not counted."""
+    """Counts the bytes of the visible keys and values once.  Adds a write and a read of a page position (4 bytes) for
+    each sequence and page.  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     table_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)

@@ -1,10 +1,10 @@
 """The kernel `library` gathers the pages, then calls torch's scaled_dot_product_attention, which has no block table.
 
-torch's functions with a block table are the peers `torch_varlen` (from 2.12 on, with pages of 256 tokens unless
-FlashAttention-3 is activated) and `flex`.  Both are for 16 bits and CUDA only.
+torch has two functions with a block table: the peers `torch_varlen` (from 2.12 on) and `flex`.  Both are for 16 bits
+and CUDA only.
 
 Chunks of queries are computed as dense attention, one sequence after another.  The host reads the bounds and lengths
-first.  On a GPU it waits for the device; torch calls alone cannot avoid this wait.  A window becomes a mask.
+first.  On a GPU it waits for the device, and torch calls alone cannot avoid this wait.  A window becomes a mask.
 
 A decode query is one row, so the query heads of a group are passed as queries: `[B, H_kv, group, D]`, with keys `[B,
 H_kv, S, D]`.  So keys need no copies.  In bf16 on a CPU, this has up to 15 times the speed of `enable_gqa`.
@@ -55,9 +55,9 @@ def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tens
     index_select has up to 3 times the speed of indexing."""
     block_size = cache.shape[1]
     first_page, end = first // block_size, -(-length // block_size)
-    slots = cache.index_select(0, block_table[:, first_page:end].reshape(-1))
-    slots = slots.view(len(block_table), (end - first_page) * block_size, *cache.shape[2:])
-    return slots[:, first - first_page * block_size : length - first_page * block_size].transpose(1, 2)
+    cache_slots = cache.index_select(0, block_table[:, first_page:end].reshape(-1))
+    cache_slots = cache_slots.view(len(block_table), (end - first_page) * block_size, *cache.shape[2:])
+    return cache_slots[:, first - first_page * block_size : length - first_page * block_size].transpose(1, 2)
 
 
 def _padded(
@@ -68,7 +68,7 @@ def _padded(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Computes all sequences in one call.  A mask hides the padding of shorter ones.  Returns (B, H_kv, group, D)."""
+    """Computes all sequences in one call.  A mask hides the padding of short ones.  Returns (B, H_kv, group, D)."""
     max_length = max(lengths)
     if min(lengths) == max_length:
         first_key = _first(max_length, 1, window)
@@ -99,12 +99,12 @@ def _whole_table(
     window: int | None,
 ) -> Tensor:
     """Computes attention over all pages of the table, (B, H_kv, group, D).  A mask hides the unused slots."""
-    slots = block_table.shape[1] * caches[0].shape[1]
+    num_slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
-    hidden = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
+    hidden = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     if window is not None:
-        hidden |= torch.arange(slots, device=queries.device) < seq_lens[:, None] - window
-    keys, values = (_gather(cache, table, 0, slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
+        hidden |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
+    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
     mask = ~hidden[:, None, None]
     attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     return attention_out.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
@@ -115,7 +115,7 @@ def library(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
 ) -> None:  # fmt: skip
-    """Reads the lengths on the CPU and gathers only the needed pages.  On a GPU, this read would wait for the device.
+    """On a CPU, reads the lengths and gathers only the needed pages.  On a GPU, this read would wait for the device.
     So on a GPU, a decode step gathers all pages of the table and masks unused tokens."""
     caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:

@@ -44,6 +44,6 @@ def naive(
             continue
         first_key = 0 if window is None else max(0, length - count + 1 - window)
         keys, values = (_gathered(cache, block_table[b], first_key, length) for cache in (k_cache, v_cache))
-        cache_scales = [None if factor is None else factor[None] for factor in (k_scale, v_scale)]
+        cache_scales = [None if cache_scale is None else cache_scale[None] for cache_scale in (k_scale, v_scale)]
         results = out[None, rows], None if lse is None else lse[None, rows]
         attend(q[None, rows], keys, values, *results, True, scale, window, softcap, sinks, None, *cache_scales)

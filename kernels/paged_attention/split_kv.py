@@ -109,11 +109,11 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Puts neighbouring heads in a CTA, because their keys are neighbours in a page.  Then takes the deepest ring that
-    fits.
+    """Returns the default config.  Neighbouring heads share a CTA, because their keys are neighbours in a page.  The
+    ring is the deepest that fits.
 
     An SM has 8 warps (16 for short heads), so that one warp's softmax overlaps another's loads.  It has fewer warps if
-    a ring would otherwise have under 3 units."""
+    a ring would otherwise hold less than three units of 16 keys."""
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
@@ -130,15 +130,16 @@ SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
     """Returns the number of CTAs and the number of head sets.  The heads of a set share a CTA.  The CTAs fill the GPU.
-    There are fewer CTAs if a share would have less than `config.least` units, with sequences that fill the table."""
+    There are fewer if a CTA would have less than `config.least` units of 16 keys in sequences that fill the table."""
     head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
-    slots = block_table.shape[1] * k_cache.shape[1]
-    max_units = q.shape[0] * head_sets * -(-min(slots, window or slots) // UNIT_KEYS)
+    table_slots = block_table.shape[1] * k_cache.shape[1]
+    max_units = q.shape[0] * head_sets * -(-min(table_slots, window or table_slots) // UNIT_KEYS)
     return max(min(sm_count(q.device) * config.ctas_per_sm, max_units // config.least), 1), head_sets
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Counts partial results: a segment (one sequence, one set of heads) has n if it is cut into n > 1 shares."""
+    """Returns the number of partial results.  A segment is one sequence with one set of heads.  A segment that is cut
+    into several shares has one partial result per share.  Other segments have none."""
     unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
     total = sum(unit_counts) * sets
     share_count = max(min(ctas, total // least), 1)
@@ -152,8 +153,8 @@ def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the visible keys and values once for each 16 query heads of a KV head.  Adds a write and a
-    read of each partial result.  Sums of several partial results do not count, because L2 holds them."""
+    """Counts the bytes of the visible keys and values once per 16 query heads of a KV head.  Adds a write and a read of
+    each partial result.  The sums of partial results are not counted, because L2 holds them."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
@@ -172,13 +173,16 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` zeros for the next launch on the current stream.  The launch leaves zeros there.
+    """Returns at least `count` zeros, the counters of the next launch on the current stream.  The launch leaves zeros
+    there.
 
-    Launches that may run at once must not share counters.  A stream's launches run one after another.  A graph may be
-    replayed on any stream, so a captured launch gets its counters by the address of its partial results.  torch's
-    memory pools never give one address to two launches that run at once.  Setting zeros in a capture would cost a
-    launch at each replay.  So a captured launch takes zeros from a block that an earlier launch made outside a capture,
-    until the block is used up.  On a CPU each launch has new counters, because an emulated launch may be aborted."""
+    Launches that may run at once must not share counters.  Launches of one stream run one after another, so they share.
+    A CUDA graph may be replayed on any stream.  So a captured launch gets its counters by the address of its partial
+    results.  torch's memory pools never give one address to two launches that run at once.
+
+    A memset in a capture would cost a launch at each replay.  So a captured launch takes zeros from a block that an
+    earlier launch made outside a capture, until the block is used up.  On a CPU each launch has new counters, because
+    an emulated launch may be aborted."""
     device = parts.device
     if device.type != "cuda":
         return _zeros(count, device)

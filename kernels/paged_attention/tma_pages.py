@@ -1,10 +1,11 @@
 """The kernel `tma_pages`, in Gluon, improves on `chunked`: TMA copies pages, and a separate warp issues the copies.
 
 In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
-keys of one page and head, at least 8 tokens at a time.  Two warpgroups have 64 rows each.  Each overlaps the matmul of
-one block's weights and values with the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  The two do not take turns.  A row is one query of one head of the group, as in `chunked`.  CTAs are
-persistent.  A page may hold NaN past the end of its sequence, so the producer writes zeros there first.
+keys of one page and head, at least 8 tokens at a time.
+
+A row is one query of one head of the group, as in `chunked`.  Two warpgroups have 64 rows each.  In each, the matmul of
+one block's weights and values overlaps the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
+2407.08608).  CTAs are persistent.  A page may hold NaN past the end of its sequence, so the producer writes zeros there.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -57,7 +58,7 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Returns the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row,
     length, the bounds of the visible key blocks, and the first visible key.  Tiles that see the most keys come first.
     """
-    cu, lens, B, H_kv, tiles, window = work
+    cu, lengths, B, H_kv, tiles, window = work
     work_id = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - work_id // H_kv
     low = 0
@@ -71,7 +72,7 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     first_query = _bound(cu, b)
     queries = _bound(cu, b + 1) - first_query
     row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
-    length = gl.load(lens + b)
+    length = gl.load(lengths + b)
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
     end = gl.maximum(length - queries + last_query + 1, 0)
     end = gl.where(row < queries * GROUP, end, 0)
@@ -84,8 +85,8 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """Returns the layout of a slot in wgmma's swizzled atoms (8 rows, 64 columns).  With one copy for all columns, the
-    atoms of the first 8 rows come first.  With a copy per 64 columns, those of the first columns come first."""
+    """Returns the layout of a slot in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, the
+    atoms of the first 8 rows come first.  Otherwise the atoms of the first 64 columns come first."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
     row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -101,7 +102,7 @@ def _tile(ring, slot, COPIES: gl.constexpr):
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
     """Returns the page number of each box (the keys of one copy) of a key block, one per lane.  The number is -1 past
-    the end of the sequence, and before all windows, where pages may have been freed."""
+    the end of the sequence.  It is also -1 before all windows, where pages may have been freed."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     key = start + lane * BOX
     box_mask = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
@@ -110,11 +111,11 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values, from row `row` of the pages on.  TMA gives zeros for page -1.
+    """Loads a block of keys or values of the pages, from row `row` on.  TMA gives zeros for page -1.
 
     A sum over the warp passes a page number from its lane to the copy.  This sum is one instruction, which writes a
-    uniform register.  `boxes` is `BLOCK_N // BOX`.  It is an argument so that the compiler keeps the loop: 16 unrolled
-    boxes spill."""
+    uniform register.  `boxes` is `BLOCK_N // BOX`.  It is no constant, so that the compiler does not unroll the loop:
+    16 unrolled boxes spill registers."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -144,8 +145,8 @@ def _clear(slot, left, COPIES: gl.constexpr):
     atom_row = left // 8
     for column in range(D // 64):
         atom_view = atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
-        rows_before = atom_view.load(layout)
-        atom_view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
+        old_rows = atom_view.load(layout)
+        atom_view.store(gl.where((rows < left % 8)[:, None], old_rows, 0.0))
         for next_row in range(atom_row + 1, BLOCK_N // 8):
             atoms.index(column * COLUMN_STEP + next_row * ROW_STEP).store(gl.zeros([8, 64], slot.dtype, layout))
     fence_async_shared()
@@ -157,13 +158,13 @@ def _produce(
 ):
     """Runs the producer warp.  It loads a block's keys, then the values of the block before, in the order of use."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, box_count = loads
-    cu, lens, B, H_kv, tiles, window = work
+    cu, lengths, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
     STAGES: gl.constexpr = keys.shape[0]
     BLOCK_N: gl.constexpr = keys.shape[1]
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase = 0, 1, 0, 1
-    landed_phase = 0
+    bytes_phase = 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, low, high, first_key = _place(tile_round, work, GROUP, BLOCK_N)
         table_row = table + b.to(gl.int64) * table_stride
@@ -181,13 +182,13 @@ def _produce(
             if step > 0:
                 block_start = start + BLOCK_N
                 # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
-                is_cut = block_start + BLOCK_N > length
+                is_partial = block_start + BLOCK_N > length
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
-                _load(v, v_full.index(gl.where(is_cut, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
+                _load(v, v_full.index(gl.where(is_partial, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
                       kv_head * v_head, block_start % BLOCK_SIZE, box_count, BOX, COPIES)  # fmt: skip
-                if is_cut:
-                    mbarrier.wait(v_full.index(STAGES), landed_phase)
-                    landed_phase ^= 1
+                if is_partial:
+                    mbarrier.wait(v_full.index(STAGES), bytes_phase)
+                    bytes_phase ^= 1
                     _clear(values.index(v_slot), length - block_start, COPIES)
                     mbarrier.arrive(v_full.index(v_slot))
                 v_slot, v_phase = advance(v_slot, v_phase, values)
@@ -200,8 +201,8 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes key blocks `from_block` down to `to_block`.  A block's exponentials overlap the value matmul of the
-    block before.  The first block's keys have arrived.  Steps wait for the next block's keys, except at block `low`."""
+    """Computes the key blocks below `from_block`, down to `to_block`.  A block's exponentials overlap the value matmul
+    of the block before.  The first block's keys have arrived.  Steps wait for the next keys, except at block `low`."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -237,7 +238,7 @@ def _consume(
     tensors, strides, scales, work, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
-    cu, lens, B, H_kv, tiles, window = work
+    cu, lengths, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
     D: gl.constexpr = keys.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -275,10 +276,10 @@ def _consume(
             weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
             slot, phase = advance(slot, phase, keys)
             mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
-            first_end = length - queries + row // GROUP
-            last_end = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
-            diagonal_blocks, unmasked_blocks, _ = attention.block_kinds(first_end, last_end, low, high, window, BLOCK_N)
-            edges = (high - 1, high - 1 - diagonal_blocks, high - 1 - diagonal_blocks - unmasked_blocks, low)
+            first_limit = length - queries + row // GROUP
+            last_limit = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
+            diagonal_blocks, full_blocks, _ = attention.block_kinds(first_limit, last_limit, low, high, window, BLOCK_N)
+            edges = (high - 1, high - 1 - diagonal_blocks, high - 1 - diagonal_blocks - full_blocks, low)
             state = (weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
             for kind in gl.static_range(3):
                 if kind < 2 or window is not None:
@@ -319,10 +320,10 @@ def pages_kernel(
     HEAD_DIM: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled)
-    keys = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
-    values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
+    swizzled_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled_layout)
+    keys = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
+    values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
     k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
     k_empty = new_barriers(STAGES, 2)  # both consumers' products of the block are done
     v_full = new_barriers(STAGES + 1, 1)  # the last counts the bytes of a block that the producer then clears in part
@@ -332,12 +333,12 @@ def pages_kernel(
     work = (cu, lens, B, H_kv, tiles, window)
     strides = (q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h)
     args = ((q, out, lse, sinks), strides, (scale, stretch, cap), work, queries, memory)
-    loads = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
+    load_args = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
     gl.warp_specialize(
         [
             (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
             (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
-            (_produce, (loads, work, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
+            (_produce, (load_args, work, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
         ],
         [4, 1],
         [240, 24],
@@ -345,8 +346,8 @@ def pages_kernel(
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  The grid has one CTA
-    per SM, or one per possible tile if there are fewer tiles."""
+    """Returns the arguments of a launch except the tensors: the grid, tensor maps, sizes and constants.  The grid has
+    one CTA per SM, or one per possible tile if there are fewer tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.

@@ -1,10 +1,12 @@
 """Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
-With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step passes no window,
-because its one query sees all keys and needs no mask.  FlashAttention-2 then packs a group's query heads into the rows
-of a tile, and chooses how to split keys.  In other cases, also without grouped heads, split keys leave rows after the
-first sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So `num_splits` is 1 there, and with
-few sequences most SMs are idle.  The caller may activate FlashAttention-3 (arXiv 2407.08608) by
+torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  In a decode step without a window,
+the one query sees all keys, so the call needs no mask.  With grouped heads, FlashAttention-2 then packs a group's query
+heads into the rows of a tile, and chooses how to split keys.  In all other cases, split keys leave rows after the first
+sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So `num_splits` is 1 there, and with few
+sequences most SMs are idle.
+
+The caller may activate FlashAttention-3 (arXiv 2407.08608) by
 `torch.nn.attention.activate_flash_attention_impl("FA3")`.  FlashAttention-3 takes pages of any size, and always chooses
 the splits.
 
@@ -89,8 +91,8 @@ def torch_varlen(
     if reason := why_not_taken(Arguments(k_cache=k_cache)):
         raise ValueError(reason)
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
-    slots = block_table.shape[1] * k_cache.shape[1]
-    if len(q) == 0 or slots == 0:
+    max_slots = block_table.shape[1] * k_cache.shape[1]
+    if len(q) == 0 or max_slots == 0:
         return unseen(q, return_lse)
     queries, max_query_len = cu_seqlens_q, len(q)
     if queries is None:
@@ -107,7 +109,7 @@ def torch_varlen(
         queries,
         keys,
         max_query_len,
-        slots,
+        max_slots,
         return_lse=return_lse,
         scale=get_scale(q, softmax_scale),
         window_size=CAUSAL_WINDOW if window is None and not is_unmasked else window_sizes(window),

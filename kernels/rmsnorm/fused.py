@@ -39,10 +39,10 @@ def _rmsnorm(
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     # tl.sum exchanges the sums of warps through shared memory, behind two barriers of the CTA.
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / H + eps)
-    normed = x * scale[:, None]
+    normed_x = x * scale[:, None]
     if ROUND_FIRST:
-        normed = normed.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=mask)
+        normed_x = normed_x.to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + rows * stride_out + columns, (normed_x * weight).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @kernel(

@@ -16,9 +16,9 @@ def call(
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     if round_first and not weight_offset:
         return torch.nn.functional.rms_norm(x, weight.shape, None, eps) * weight
-    normed = torch.nn.functional.rms_norm(x.float(), weight.shape, None, eps)
-    normed = normed.to(x.dtype) if round_first else normed
-    return (normed * (weight.float() + weight_offset)).to(x.dtype)
+    normed_x = torch.nn.functional.rms_norm(x.float(), weight.shape, None, eps)
+    normed_x = normed_x.to(x.dtype) if round_first else normed_x
+    return (normed_x * (weight.float() + weight_offset)).to(x.dtype)
 
 
 @kernel(backend="torch")

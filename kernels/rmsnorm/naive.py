@@ -15,10 +15,10 @@ def norm(
     """Computes the norm of x (T, H) in fp32, not rounded."""
     x32 = x.float()
     mean_square = x32.pow(2).mean(dim=-1, keepdim=True)  # (T, 1)
-    normalized = x32 * torch.rsqrt(mean_square + eps)
+    normalized_x = x32 * torch.rsqrt(mean_square + eps)
     if round_first:
-        normalized = normalized.to(x.dtype).float()
-    return normalized * (weight.float() + weight_offset if weight_offset else weight.float())
+        normalized_x = normalized_x.to(x.dtype).float()
+    return normalized_x * (weight.float() + weight_offset if weight_offset else weight.float())
 
 
 @kernel(backend="torch")

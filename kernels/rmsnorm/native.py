@@ -31,5 +31,5 @@ def native(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, bound: Any
 ) -> None:
     """Computes `x / rms(x) * (weight + weight_offset)` in fp32, rounded once."""
-    pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
-    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *pointers, bound, eps, weight_offset, round_first)
+    data_pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
+    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *data_pointers, bound, eps, weight_offset, round_first)

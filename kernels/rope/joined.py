@@ -41,6 +41,6 @@ def turned(
     else:
         x1, x2 = x.chunk(2, dim=-1)
     rotated_halves = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
-    rotated = torch.stack(rotated_halves, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_halves, dim=-1)
-    rotated = rotated.to(q.dtype)
-    return rotated[:, :H], rotated[:, H:]
+    rotated_qk = torch.stack(rotated_halves, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_halves, dim=-1)
+    rotated_qk = rotated_qk.to(q.dtype)
+    return rotated_qk[:, :H], rotated_qk[:, H:]

@@ -1,7 +1,7 @@
-"""rope_and_cache: norms and rotates new queries and keys, and writes keys and values to their slots of the paged cache.
+"""rope_and_cache: normalizes and rotates new q and k, and writes keys and values to their slots of the paged cache.
 
-naive       torch steps: norm and rotate q and k, divide by the scales of an fp8 cache, then an index assignment to each
-            cache; on CUDA the mask of the tokens that have a slot waits for the device
+naive       torch steps: normalize and rotate q and k, divide by the scales of an fp8 cache, then an index assignment to
+            each cache; on CUDA the mask of the tokens that have a slot waits for the device
 library     torch has no call for it, and torch.compile no graph: which tokens have a slot is known only on the device
 fused       over naive: one Triton launch; the rotated k goes to the cache without a trip through HBM, and interleaved
             pairs are loaded as vectors and separated in registers; a program of few heads has several tokens

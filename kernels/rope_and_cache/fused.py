@@ -1,5 +1,5 @@
-"""The kernel `fused` makes one launch for all steps of `naive`.  A program norms and rotates some heads of q, or some
-heads of k, for some tokens.  The programs for k also write k and v to the tokens' slots.
+"""The kernel `fused` makes one launch for all steps of `naive`.  A program normalizes and rotates some heads of q or of
+k, for some tokens.  The programs for k also write k and v to the tokens' slots.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def _load(
         mask = real & (pair_ids < HALF)[None, :]
         x1 = tl.load(x_ptr + rows + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(x_ptr + rows + HALF + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
-    tail_columns = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
+    tail_values = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        tail_columns = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
-    return x1, x2, tail_columns
+        tail_values = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
+    return x1, x2, tail_values
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates some heads, and stores the heads in the mask `stored`.  Returns the rows of v, if given."""
+    """Normalizes and rotates heads, and stores those in the mask `stored`.  Returns the rows of v, if given."""
     if norm_ptr is not None:
         row_zero = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, row_zero, row_zero == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -103,18 +103,18 @@ def _turn(
     if v_ptr is not None:
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
-    x1, x2, tail_columns = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+    x1, x2, tail_values = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
     if not PDL:  # loads that wait for the position follow loads that do not
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
     if norm_ptr is not None:
-        square_sum = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail_columns * tail_columns, axis=1)
+        square_sum = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail_values * tail_values, axis=1)
         inverse_rms = tl.rsqrt(square_sum / D + eps)[:, None]
-        x1, x2, tail_columns = x1 * inverse_rms * w1, x2 * inverse_rms * w2, tail_columns * inverse_rms * w_tail
+        x1, x2, tail_values = x1 * inverse_rms * w1, x2 * inverse_rms * w2, tail_values * inverse_rms * w_tail
     y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
     _store_pairs(out_ptr, out_rows, stored, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-        scaled_tail = _scaled(tail_columns, scale, FP8).to(out_ptr.dtype.element_ty)
+        scaled_tail = _scaled(tail_values, scale, FP8).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_rows + columns, scaled_tail, mask=stored & (columns < D))
     return v
 
@@ -129,14 +129,14 @@ def _rope_and_cache(
     INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Offsets are int64: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T * H * D = 2**31 on.
-    program = tl.program_id(0)
+    program_index = tl.program_id(0)
     # The heads are constants, so that a program finds its place without a division.
     q_blocks: tl.constexpr = tl.cdiv(H, Q_HEADS)
     q_programs = tl.cdiv(T, Q_TOKENS) * q_blocks
-    if program < q_programs:
+    if program_index < q_programs:
         row = tl.arange(0, Q_TOKENS * Q_HEADS)[:, None]
-        tokens = (program // q_blocks).to(tl.int64) * Q_TOKENS + row // Q_HEADS
-        heads = (program % q_blocks).to(tl.int64) * Q_HEADS + row % Q_HEADS
+        tokens = (program_index // q_blocks).to(tl.int64) * Q_TOKENS + row // Q_HEADS
+        heads = (program_index % q_blocks).to(tl.int64) * Q_HEADS + row % Q_HEADS
         mask = (tokens < T) & (heads < H)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         _turn(
@@ -145,16 +145,16 @@ def _rope_and_cache(
             stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, False, PDL,
         )  # fmt: skip
     else:
-        program -= q_programs
+        program_index -= q_programs
         k_blocks: tl.constexpr = tl.cdiv(H_KV, K_HEADS)
         row = tl.arange(0, K_TOKENS * K_HEADS)[:, None]
-        tokens = (program // k_blocks).to(tl.int64) * K_TOKENS + row // K_HEADS
-        heads = (program % k_blocks).to(tl.int64) * K_HEADS + row % K_HEADS
+        tokens = (program_index // k_blocks).to(tl.int64) * K_TOKENS + row // K_HEADS
+        heads = (program_index % k_blocks).to(tl.int64) * K_HEADS + row % K_HEADS
         mask = (tokens < T) & (heads < H_KV)
         slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < T, other=-1)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         # A slot past the cache is skipped too, so the kernel never writes outside the cache.
-        stored = mask & (slot >= 0) & (slot < num_slots)
+        store_mask = mask & (slot >= 0) & (slot < num_slots)
         k_scale = 1.0
         v_scale = 1.0
         if FP8:
@@ -163,13 +163,13 @@ def _rope_and_cache(
         offsets = (slot * H_KV + heads) * D
         v = _turn(
             k_ptr, v_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh,
-            tokens * stride_vt + heads * stride_vh, offsets, mask, stored, position, k_scale, cos_ptr, sin_ptr,
+            tokens * stride_vt + heads * stride_vh, offsets, mask, store_mask, position, k_scale, cos_ptr, sin_ptr,
             stride_cos, stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, FP8, PDL,
         )  # fmt: skip
         if FP8:
             v = _scaled(v.to(tl.float32), v_scale, FP8)
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        tl.store(v_cache_ptr + offsets + columns, v.to(v_cache_ptr.dtype.element_ty), mask=stored & (columns < D))
+        tl.store(v_cache_ptr + offsets + columns, v.to(v_cache_ptr.dtype.element_ty), mask=store_mask & (columns < D))
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -225,8 +225,8 @@ def fused(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Norms, rotates and writes in fp32, rounded once.  Skips a slot outside the cache.  A position outside the tables
-    gives zeros, because a kernel cannot raise."""
+    """Normalizes and rotates q and k in fp32, rounded once, and writes k and v to the cache.  Skips a slot outside the
+    cache.  A position outside the tables gives zeros, because a kernel cannot raise."""
     grid, scalars, constants = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

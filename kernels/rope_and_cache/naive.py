@@ -1,4 +1,4 @@
-"""The kernel `naive` norms and rotates as a model's source code does, then makes an index assignment to each cache."""
+"""The kernel `naive` normalizes and rotates q and k step by step.  An index assignment then writes to each cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def naive(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float,
 ) -> None:  # fmt: skip
-    """Norms, rotates and writes, but skips a negative slot.  A position outside the tables raises torch's error."""
+    """Normalizes and rotates q and k, and writes k and v; skips a negative slot.  A wrong position raises an error."""
     R = 2 * cos.shape[1]
     first_columns = slice(0, R, 2) if interleaved else slice(0, R // 2)
     second_columns = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
-    rotated = []
+    rotated_heads = []
     for x, weight in ((q, q_norm), (k, k_norm)):
         x32 = x.float()
         if weight is not None:
@@ -28,11 +28,11 @@ def naive(
         result = x32.clone()
         result[..., first_columns] = x32[..., first_columns] * c - x32[..., second_columns] * s
         result[..., second_columns] = x32[..., second_columns] * c + x32[..., first_columns] * s
-        rotated.append(result)
-    q_out.copy_(rotated[0])
+        rotated_heads.append(result)
+    q_out.copy_(rotated_heads[0])
     has_slot = slot_mapping >= 0
     slots = slot_mapping[has_slot]
-    for cache, new_values, scale in ((k_cache, rotated[1], k_scale), (v_cache, v.float(), v_scale)):
+    for cache, new_values, scale in ((k_cache, rotated_heads[1], k_scale), (v_cache, v.float(), v_scale)):
         if scale is not None:
             max_value = torch.finfo(cache.dtype).max
             new_values = (new_values / scale[:, None]).clamp(-max_value, max_value)

@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU, norms, rotates and writes each new token in one pass."""
+"""The kernel `native`, in C++ for the CPU, makes one pass per new token: norm, rotation, and the write of k and v."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def native(
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, q_norm: Tensor | None, k_norm: Tensor | None, norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Norms, rotates and writes; skips negative slots.  Raises `ValueError` on a wrong position or too large a slot."""
+    """Normalizes and rotates q and k, and writes k and v; skips negative slots.  Raises `ValueError` on a wrong
+    position or too large a slot."""
     tensors = (q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, q_norm, k_norm)
     tensor_pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     error_code = built(SOURCE, "ipppppppppppppf")(DTYPE_CODES[q.dtype], *tensor_pointers, bound, norm_eps)

@@ -36,8 +36,8 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
     """Yields the rows (V,) of `edited`, one by one.  One row stays in a CPU's cache, but a copy of all rows does not.
     A row without changes is not copied."""
     rows, ids, values = _changes(logits, edits)
-    counts = torch.bincount(rows, minlength=len(logits)).tolist()
-    row_parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
+    edit_counts = torch.bincount(rows, minlength=len(logits)).tolist()
+    row_parts = zip(logits, torch.split(ids, edit_counts), torch.split(values, edit_counts), strict=True)
     for b, (row, row_ids, row_values) in enumerate(row_parts):
         x = row.float().index_copy(0, row_ids, row_values) if len(row_values) else row
         yield x if edits.allowed is None else x.float().masked_fill(_barred(edits.allowed[b], len(x)), -math.inf)
@@ -53,9 +53,9 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
     rows = torch.repeat_interleave(all_rows, offsets.diff(), output_size=len(ids))
     values = logits[rows, ids].float() + bias
     if edits.repetition_penalty is not None:
-        penalty = edits.repetition_penalty[rows]
-        penalized = torch.where(values > 0, values / penalty, values * penalty)
-        values = torch.where(counts >= 0, penalized, values)
+        token_penalty = edits.repetition_penalty[rows]
+        penalized_logits = torch.where(values > 0, values / token_penalty, values * token_penalty)
+        values = torch.where(counts >= 0, penalized_logits, values)
     penalty_sum = torch.zeros_like(values)
     if edits.frequency_penalty is not None:
         penalty_sum = edits.frequency_penalty[rows] * counts
@@ -73,7 +73,7 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills `ids` and log-probabilities `values`, (B, 1 + n), if given: the drawn token, then the n most likely."""
+    """Fills `ids` and `values` (log-probabilities), (B, 1 + n), if given: the drawn token, then the n most likely."""
     if ids is not None:
         sorted_ids = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, sorted_ids[:, : ids.shape[1] - 1]

@@ -1,8 +1,8 @@
 """The kernel `bisect` has one program per row and no sort: bisection finds the least logit that top-k and top-p keep.
 
 A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
-compares with 16 thresholds, which is four halvings.  So eight passes find the exact key at which the count (top-k) or
-the mass (top-p) reaches its limit.  A last pass takes ties at this key in index order, and draws the best token.
+compares the keys with 16 thresholds, which is four halvings.  So eight passes find the exact key at which the count
+(top-k) or the mass (top-p) reaches its limit.  A last pass takes ties at this key in index order, and draws a token.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def weigh(x, best, temperature):
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key with fewer than `limit` tokens above it.  With `BY_MASS`, less mass than `limit`."""
+    """Returns the smallest key with fewer than `limit` tokens above it.  With `BY_MASS`, the total weight of the tokens
+    above it is less than `limit`."""
     digit_values = tl.arange(0, 16)
     key_prefix = tl.full((), 0, tl.uint32)
     for step in range(8):
@@ -82,9 +83,9 @@ def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
     mass_sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         _, x = load_row(row_ptr, start, V, BLOCK)
-        is_above = to_key(x) > cut
-        count += is_above.to(tl.int32)
-        mass_sums += tl.where(is_above, weigh(x, best, temperature), 0.0)
+        above_cut = to_key(x) > cut
+        count += above_cut.to(tl.int32)
+        mass_sums += tl.where(above_cut, weigh(x, best, temperature), 0.0)
     return tl.sum(count, 0), tl.sum(mass_sums, 0)
 
 
@@ -196,7 +197,7 @@ def bisect(
     top_n: int | None,
     **edits: EditTensor,
 ) -> None:
-    """Draws without a sort.  torch calls make the edits before the launch, and the log-probabilities after it."""
+    """Draws tokens without a sort.  torch calls edit the logits before it, and compute log-probabilities after it."""
     B, V = logits.shape
     has_edits = any(edit is not None for edit in edits.values())
     rows = edited(logits, Edits(**edits)) if has_edits else logits  # the kernel itself takes 16 bits

@@ -1,11 +1,11 @@
 """The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
 size.
 
-A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval with seven thresholds, by
-interpolation.  After four passes it halves the interval of keys instead, so the search always ends.  After two passes
-over the row, each warp keeps a list of its tokens in the interval, and the next passes read only these tokens.  When
-few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in a
-fixed order, so two runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval with seven thresholds, which
+come from interpolation.  After four passes it halves the interval of keys instead, so the search always ends.  After
+two passes over the row, each warp keeps a list of its tokens in the interval.  The next passes read only this list.
+When few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in
+a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ def share_of(V: int, cluster: int) -> int:
 
 
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns shared memory for a CTA's part of a row, and registers for seven thresholds, sums and four vectors."""
+    """Returns the resources of a CTA.  Shared memory holds its part of a row.  A thread has 40 registers, for
+    thresholds, their sums, and four vectors of the row."""
     shared_bytes = 4 * share_of(int(case["V"]), config.cluster) + STATIC_BYTES
     return Footprint(config.threads, 40, shared_bytes, int(case["B"]) * config.cluster)
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Chooses the fewest CTAs per row so that two fit on an SM.  Takes more if SMs are idle and rows are long."""
+    """Returns a config: the fewest CTAs per row with two CTAs on an SM, or more if SMs are idle and rows are long."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (
@@ -116,7 +117,7 @@ def cluster(
     config: ClusterConfig,
     **edits: EditTensor,
 ) -> None:
-    """Draws in one launch, which reads each logit once.  Also computes log-probabilities of up to 32 tokens."""
+    """Draws tokens in one launch, which reads each logit once.  Also computes log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     cta_tokens = share_of(V, config.cluster)
     values = [edits[name] for name in EDIT_NAMES]

@@ -35,7 +35,7 @@ def why_not(inputs: Arguments) -> str | None:
 
 
 def plan_of(inputs: Arguments) -> int | Tensor:
-    """Returns top-k: one number if all rows share it, else int32 (B,).  The vocabulary size means no top-k."""
+    """Returns top-k: one number if all rows agree, else int32 (B,).  Rows without top-k have the vocabulary size."""
     V = inputs.logits.shape[1]
     top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
     top_k_values = set(top_k.tolist())
@@ -64,9 +64,9 @@ def flashinfer(
     *,
     plan: int | Tensor | None,
 ) -> Tensor:
-    """Returns token ids (B,) int64; ignores `seed` and `position`.  Without `plan` the host reads the settings, and so
-    waits for the device.  It raises `ValueError` on rows that FlashInfer refuses.  FlashInfer writes int32, so there is
-    no `out`."""
+    """Returns token ids (B,) int64.  Ignores `seed` and `position`.  Without `plan`, the host reads the settings, and
+    so waits for the device.  It then raises `ValueError` on rows that FlashInfer cannot take.  FlashInfer writes int32,
+    so there is no `out`."""
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
         if reason := why_not(inputs):

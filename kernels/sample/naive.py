@@ -29,7 +29,7 @@ def naive(
     top_n: int | None,
     **edits: EditTensor,
 ) -> None:
-    """Draws after a sort of every row.  On the CPU, raises `ValueError` on a row without a finite largest logit."""
+    """Draws tokens after a sort of every row.  On a CPU, raises `ValueError` on a row without a finite maximum."""
     V = logits.shape[1]
     sorted_logits, sorted_ids = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(sorted_logits[:, 0])
@@ -44,7 +44,7 @@ def naive(
 def support_of(
     ordered: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the mask of tokens to draw from, and `(x - max) / temperature`.  Rows of `ordered` are descending."""
+    """Returns the mask of tokens to draw from, and `(x - max) / temperature`.  `ordered` has descending logits x."""
     token_rank = torch.arange(ordered.shape[1], device=ordered.device)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.

@@ -44,7 +44,7 @@ def prefilter(
     top_n: int | None,
     **edits: EditTensor,
 ) -> None:
-    """Draws on the CPU only: on a GPU, the host would wait for the number of kept tokens, which decides the shapes.
+    """Draws tokens on the CPU only: on a GPU, the host would wait for the number of kept tokens, which decides shapes.
     Raises `ValueError` on a row without a finite largest logit."""
     all_edits = Edits(**edits)
     if not all_edits.tensors and not any(temperature.tolist()):
@@ -58,7 +58,7 @@ def prefilter(
 
 def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
     """Writes the drawn tokens to `out` (B,).  `settings` are the temperature, top_k, top_p and min_p of each row."""
-    survivors: list[tuple[int, Tensor, Tensor]] = []
+    kept_tokens: list[tuple[int, Tensor, Tensor]] = []
     for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
             out[b] = row.argmax()
@@ -71,25 +71,25 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
             words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
             out[b] = ((row - best_logit) / t).sub_(log_exponential(words)).argmax()
         else:
-            survivors.append((b, *_survivors(row, best_logit, t, k, p, m)))
-    if survivors:
+            kept_tokens.append((b, *_survivors(row, best_logit, t, k, p, m)))
+    if kept_tokens:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
-        row_numbers, tokens, scores = zip(*survivors, strict=True)
+        row_numbers, tokens, scores = zip(*kept_tokens, strict=True)
         sizes = [len(ids) for ids in tokens]
-        owner = torch.tensor(row_numbers).repeat_interleave(torch.tensor(sizes))
-        finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[owner], position[owner], torch.cat(tokens)))
+        row_id = torch.tensor(row_numbers).repeat_interleave(torch.tensor(sizes))
+        finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[row_id], position[row_id], torch.cat(tokens)))
         for b, ids, row_scores in zip(row_numbers, tokens, torch.split(finals, sizes), strict=True):
             out[b] = ids[row_scores.argmax()]
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills `ids` and log-probabilities `values`, (B, 1 + n).  Sorts only the tokens from the n-th largest logit on."""
+    """Fills `ids` and `values` (log-probabilities), (B, 1 + n).  Sorts only tokens from the n-th largest logit on."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
         if n:
-            likely_ids = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
-            ids[b, 1:] = likely_ids[torch.sort(row[likely_ids], descending=True, stable=True)[1][:n]]
+            candidate_ids = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
+            ids[b, 1:] = candidate_ids[torch.sort(row[candidate_ids], descending=True, stable=True)[1][:n]]
         values[b] = row[ids[b]] - row.logsumexp(0)
 
 
@@ -123,7 +123,7 @@ def _survivors(
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
-    """Returns a threshold: the tokens at or above it hold at least `top_p` of the row's unnormalized mass `total`."""
+    """Returns a logit threshold.  The tokens from it on have at least the share `top_p` of the row's mass `total`."""
     if len(row) > FIRST_GUESS_TOKENS:
         values = row.topk(FIRST_GUESS_TOKENS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:

@@ -45,10 +45,10 @@ _noisy_records: dict[tuple[Path, int], list[Record]] = {}
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """Returns the peak rates that bound a kernel's time on `device`.  The field `kind` says whether they were measured.
 
-    On CUDA, `rooflab ceilings` measured these rates on this card under the present driver and limits.  Without such
-    rates, the data sheet gives them; None without a data sheet.  On a CPU, missing rates are measured now.  A CPU has
-    no unit for fp8 or tf32 matrix products.  Their rate is the best measured rate of the other dtypes, because torch
-    widens the operands first."""
+    On CUDA, `rooflab ceilings` has measured these rates on this card, under the present driver and limits.  Otherwise
+    the data sheet gives them; without a data sheet, the result is None.  On a CPU, missing rates are measured now.  A
+    CPU has no unit for fp8 or tf32 matrix products, and torch widens their operands first.  So their rate is the best
+    measured rate of the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -63,12 +63,12 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
-    """Returns the rates that no reading on `device` can exceed: `ceilings` on a CPU, the data sheet on CUDA.
+    """Returns the rates that no reading on `device` can exceed.
 
-    The data sheet's rates are those at the highest clock.  If it has no L2 rate, as for Hopper, the L2 rate of
-    `ceilings` is used.  Without a data sheet, the L2 rate is the only limit; without an L2 rate, the result is None.
-    NOISY ceilings of a CPU also give None.  The launch time of an empty kernel is 0 here, because `Samples` stores its
-    own."""
+    On a CPU, these are `ceilings`, or None if `ceilings` are NOISY.  On CUDA, these are the data sheet's rates at the
+    highest clock.  If the data sheet has no L2 rate, as for Hopper, the L2 rate comes from `ceilings`.  Without a data
+    sheet, this L2 rate is the only limit, and None is returned if it is missing too.  The launch time of an empty
+    kernel is 0 here, because `Samples` stores it."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -118,8 +118,8 @@ class MachineLimits(NamedTuple):
 
         Limits are valid only under the conditions of their measurement.  On CUDA, these are the card, its driver, power
         limit and clocks, and the microkernels.  On a CPU, these are torch, the CPU and the threads.  NVML cannot report
-        a locked clock (`nvidia-smi -lgc`).  A lock during the measurement appears in the throttle reasons of the
-        limits.  A later lock appears in the clocks of each later record."""
+        a locked clock (`nvidia-smi -lgc`).  But a lock is visible in the throttle reasons of the limits, and in the
+        clocks of later records."""
         environment, path = _here(device)
         noisy = _noisy_records.get((path, environment.threads), [])
         if not path.is_file():
@@ -139,10 +139,9 @@ class MachineLimits(NamedTuple):
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
         """Measures the limits of this machine, and stores the records.
 
-        If a new measurement of a GPU lacks limits, valid stored limits stay.  NOISY limits of a CPU are used only in
-        this process.  With `raising`, the better of the stored and the new records is stored for each limit.  Raises
-        `ValueError` if CuPy (for the microkernels) is missing, or the cache folder is read-only.
-        """
+        If a GPU measurement is incomplete, the valid stored limits stay.  NOISY limits of a CPU are used only in this
+        process.  With `raising`, stores the better of the old and the new records for each limit.  Raises `ValueError`
+        if CuPy (for the microkernels) is missing, or if the cache folder is read-only."""
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
@@ -206,7 +205,7 @@ def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
-    """Returns, for each limit, the records of the better of two measurements: a higher rate, or a lower launch time.
+    """Returns, for each limit, the records of the better measurement: a higher rate, or a lower launch time.
 
     A NOISY rate becomes OK if any record is OK, because the machine did reach this rate."""
     best_records = MachineLimits([*again, *before]).best()

@@ -33,13 +33,13 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields microkernels for fp32 multiply-adds, then for one special function.  The others have the same rate."""
+    """Yields microkernels for fp32 multiply-adds, then for 2**x.  The other special functions have the same rate."""
     yield [_fma(card, load, shape) for shape in FMA_SHAPES]
     yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the multiply-add microkernel of a launch shape.  All thread blocks start with the same random points."""
+    """Returns the multiply-add microkernel of a launch shape.  All thread blocks start with the same random values."""
     generator = torch.Generator(card.device).manual_seed(0)
     start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
@@ -128,7 +128,7 @@ class WgmmaLaunch(NamedTuple):
 
 
 class MmaShape(NamedTuple):
-    """A launch shape: threads per CTA, CTAs per SM; for a warp, tiles of 16 rows, tiles of 8 columns, and K steps."""
+    """A launch shape: threads per CTA, CTAs per SM, and per warp the tiles of 16 rows, tiles of 8 columns, K steps."""
 
     threads: int
     blocks_per_sm: int
@@ -157,7 +157,7 @@ def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """Returns the dtypes of mma.sync on `sm`.  Only 8.9 and 12.0 or later have fp8; 9.0 and 10.0 use fp16 instead."""
+    """Returns mma.sync's dtypes on compute capability `sm`.  fp8 needs 8.9 or >= 12.0; 9.0 and 10.0 use fp16 for it."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 

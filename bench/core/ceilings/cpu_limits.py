@@ -26,10 +26,12 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
 
     Bandwidth is STREAM's copy and triad (McCalpin, 1995), a plain read and a plain write.  As in STREAM, write-allocate
     is not counted.  The arrays have at least 4x the size of the last-level cache.  Caches get no rate, because virtual
-    machines share them.  A dtype's matrix rate is the best of `torch.mm` and packed oneDNN.  A 16-bit dtype has at
-    least the rate of fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate, because a CPU
-    multiplies fp32 matrices on its vector units, and no other torch call uses them as much.  Special functions are not
-    measured and set no bound.  If other processes run, the rates are too low (a tenth in one case) and NOISY."""
+    machines share them.
+
+    A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype has at least the rate of
+    fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate, because a CPU multiplies fp32
+    matrices on its vector units.  No other torch call uses these units as much.  Special functions are not measured and
+    set no bound.  If other processes run, the rates are too low (a tenth in one case) and NOISY."""
     start_times = run_times()
     access_rates = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     dtype_budget_s = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
@@ -37,10 +39,10 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
     matrix_limits = {f"{name} matrix": (name, max(rate, rate_by_dtype["fp32"])) for name, rate in rate_by_dtype.items()}
-    noise = why_noisy((), waiting_since(start_times))
+    noise_reason = why_noisy((), waiting_since(start_times))
     base_fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
     base_fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
-    base_fields |= {"status": "NOISY" if noise else "OK", "reason": noise}
+    base_fields |= {"status": "NOISY" if noise_reason else "OK", "reason": noise_reason}
     records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **base_fields) for name, rate in access_rates.items()]
     for limit, (dtype, rate) in {**matrix_limits, "fp32 vector": ("fp32", rate_by_dtype["fp32"])}.items():
         records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **base_fields))
@@ -52,15 +54,15 @@ def measure_bandwidth(budget_s: float) -> dict[str, float]:
     # STREAM's rule: an array is four times the cache.  The three arrays together take at most an eighth of the memory.
     array_bytes = min(4 * last_level_cache_bytes(), psutil.virtual_memory().total // 24)
     a, b, c = (torch.ones(array_bytes // 4) for _ in range(3))
-    accesses: dict[str, tuple[int, Callable[[], object]]] = {
+    access_kinds: dict[str, tuple[int, Callable[[], object]]] = {
         "read": (1, lambda: b.sum()),
         "write": (1, lambda: a.fill_(2.0)),
         "copy": (2, lambda: a.copy_(b)),
         "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
     }
     return {
-        access: array_count * 4 * a.numel() / _fastest_s(access_call, budget_s / len(accesses))
-        for access, (array_count, access_call) in accesses.items()
+        access: array_count * 4 * a.numel() / _fastest_s(access_call, budget_s / len(access_kinds))
+        for access, (array_count, access_call) in access_kinds.items()
     }
 
 
@@ -70,16 +72,16 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
     best_rate = 0.0
     slow_forms: set[str] = set()
     for size in GEMM_SIZES:
-        for form, multiply in product_forms(dtype, size):
+        for form_name, multiply in product_forms(dtype, size):
             # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
-            if form in slow_forms:
+            if form_name in slow_forms:
                 continue
             remaining_s = deadline - time.perf_counter()
             if best_rate and (remaining_s <= 0 or 2 * size**3 / best_rate > remaining_s):
                 return best_rate
             rate = 2 * size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
             if rate < best_rate / 4:
-                slow_forms.add(form)
+                slow_forms.add(form_name)
             best_rate = max(best_rate, rate)
     return best_rate
 

@@ -150,17 +150,17 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
         return failed_records
     from rooflab.bench.core.timers.card import ClockWatch  # a CPU does without it
 
-    with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as watch:
+    with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as clock_log:
         try:
             repeats = _repeats(usable, time)
             functions = {}
             for index, kernel in enumerate(usable):
                 functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
                 functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
-            timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=watch.read)
+            timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=clock_log.read)
         except RuntimeError as error:
             return failed_records + [_failed(record, error) for record in check_records if record.status == "OK"]
-        clocks = watch.summary()
+        clocks = clock_log.summary()
     return failed_records + [
         _judged(kernel, repeats[index], timed[f"{index} whole"], timed[f"{index} half"], replace(blank, clocks=clocks))
         for index, kernel in enumerate(usable)
@@ -168,7 +168,7 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
 
 
 def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
-    """Returns an even number of repeats per kernel, for launches of about `TARGET_LAUNCH_S`.  Times the first only."""
+    """Returns an even number of repeats per kernel, for launches of about `TARGET_LAUNCH_S`.  Times one kernel."""
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -178,8 +178,8 @@ def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
         launch_s = time(probe_calls, budget_s=PROBE_S, cold=False)["probe"].median_s
         if launch_s >= TARGET_LAUNCH_S / 2:
             break
-        growth = min(MAX_GROWTH, max(2.0, TARGET_LAUNCH_S / launch_s)) if launch_s > 0 else MAX_GROWTH
-        repeats = 2 * round(repeats * growth / 2)
+        repeat_growth = min(MAX_GROWTH, max(2.0, TARGET_LAUNCH_S / launch_s)) if launch_s > 0 else MAX_GROWTH
+        repeats = 2 * round(repeats * repeat_growth / 2)
     work = repeats * first_kernel.work
     return [max(2, 2 * round(work / kernel.work / 2)) for kernel in kernels]
 
@@ -188,19 +188,19 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     record = _checked(kernel, repeats, blank)
     if record.status != "OK":
         return replace(record, clocks=None)
-    work, throttled = repeats * kernel.work, (blank.clocks or {}).get("throttled")
+    total_work, throttle_reasons = repeats * kernel.work, (blank.clocks or {}).get("throttled")
     half_share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
     data_sheet = identify(gpu["name"]) if gpu else None
     max_rate = value_in(data_sheet.ceilings(data_sheet.max_clock_hz), record) if data_sheet else None
     reason = whole.fault
-    if not reason and throttled:
-        reason = f"the card was throttled ({', '.join(throttled)})"
+    if not reason and throttle_reasons:
+        reason = f"the card was throttled ({', '.join(throttle_reasons)})"
     elif not reason and not HALF_TIME_RANGE[0] <= half_share <= HALF_TIME_RANGE[1]:
         reason = f"half of the work took {half_share:.0%} of the time; likely cause: a compiler left work out"
-    elif not reason and max_rate is not None and work / whole.median_s > MAX_EXCESS * max_rate:
-        reason = f"{work / whole.median_s / max_rate:.2f} times what the card can do at its highest clock"
-    return _timed(record, whole, work, reason)
+    elif not reason and max_rate is not None and total_work / whole.median_s > MAX_EXCESS * max_rate:
+        reason = f"{total_work / whole.median_s / max_rate:.2f} times what the card can do at its highest clock"
+    return _timed(record, whole, total_work, reason)
 
 
 def _floor(blank: Record, time: TimeFunction, share_s: float) -> Record:
@@ -214,20 +214,20 @@ def _floor(blank: Record, time: TimeFunction, share_s: float) -> Record:
 
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
-    """Adds to the record the samples of launches with this amount of `work`.  A `reason` makes the record INVALID."""
+    """Returns `record` with the samples of launches that do this `work`.  A `reason` makes the record INVALID."""
     limit_unit, _ = kind_of(str(record.kernel))
-    rate = None if reason else work / samples.median_s
+    work_rate = None if reason else work / samples.median_s
     timed_record = with_reading(record, samples, record.clocks)
     metrics = {**record.metrics, **timed_record.metrics, "work": work}
-    if rate is not None and limit_unit == "s":
+    if work_rate is not None and limit_unit == "s":
         metrics["launch_floor_s"] = min(samples.seconds)
-    if rate is not None and limit_unit == "op/s":
-        metrics["ops_per_s"] = rate
+    if work_rate is not None and limit_unit == "op/s":
+        metrics["ops_per_s"] = work_rate
     return replace(
         timed_record,
         status="INVALID" if reason else "OK",
         reason=reason,
-        flops_per_s=rate if limit_unit == "FLOP/s" else None,
-        bytes_per_s=rate if limit_unit == "B/s" else None,
+        flops_per_s=work_rate if limit_unit == "FLOP/s" else None,
+        bytes_per_s=work_rate if limit_unit == "B/s" else None,
         metrics=metrics,
     )

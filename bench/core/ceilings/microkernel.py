@@ -84,10 +84,10 @@ def summing(
     fp64; its shape broadcasts to the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
     blocks, threads = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
-    clocks = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
+    clock_readings = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
 
     def launch(repeats: int) -> None:
-        kernel((blocks,), (threads,), *inputs, sums, clocks, *scalars(repeats), shared_bytes=shared_bytes)
+        kernel((blocks,), (threads,), *inputs, sums, clock_readings, *scalars(repeats), shared_bytes=shared_bytes)
 
     def wrong(repeats: int) -> str:
         sums.fill_(float("nan"))
@@ -98,7 +98,7 @@ def summing(
         return disagreement(sums, expected(repeats), tolerance)
 
     def clock_hz() -> float | None:
-        clock_counts = clocks.cpu().numpy().astype(np.float64)
+        clock_counts = clock_readings.cpu().numpy().astype(np.float64)
         valid_counts = clock_counts[clock_counts[:, 1] > 0]
         return float(np.median(valid_counts[:, 0] / valid_counts[:, 1]) * 1e9) if len(valid_counts) else None
 

@@ -97,9 +97,9 @@ def _stream(
         (sums if access == "read" else a).fill_(POISON_WORD)
         launch(passes)
         if access == "read":
-            total, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
-            sum_matches = (total - passes * expected) % 2**32 == 0
-            return "" if sum_matches else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
+            total, right_sum = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
+            sum_matches = (total - passes * right_sum) % 2**32 == 0
+            return "" if sum_matches else f"the words read add up to {total}, expected {passes * right_sum} modulo 2^32"
         for start in range(0, a.numel(), CHECK_SLICE):
             wrong_at = differs(access, start, *(array[start : start + CHECK_SLICE] for array in arrays)).nonzero()
             if len(wrong_at):
@@ -117,7 +117,7 @@ def _stream(
 
 
 def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Returns which words of `a` differ from the right result.  `start` is the index of the first word."""
+    """Returns a mask of the wrong words of `a`.  `start` is the index of the first word in the whole array."""
     if access == "copy":
         return a != b
     if access == "triad":

@@ -2,8 +2,8 @@
 
 In public contests, some submitted kernels replaced `perf_counter` or an event's `elapsed_time`.  The timers call
 functions that this file saved at import, so a replaced function does not change a time.  `tampered` reports replaced
-functions, because a kernel that replaces functions cannot be trusted.  If a function was replaced before this import,
-`tampered` can detect it only for clocks.
+functions, because such a kernel cannot be trusted.  If a clock was replaced before this import, `tampered` still
+detects it.  It cannot detect other functions that were replaced before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_CLOCK_GAP_S = 2.0
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Returns functions, saved at import: `bound("torch.cuda.Event", "record query")` returns two functions."""
+    """Returns the functions `names` of `place` as saved at import: `bound("torch.cuda.Event", "record query")`."""
     return [_SAVED_FUNCTIONS[f"{place}.{name}"][2] for name in names.split()]
 
 
@@ -65,8 +65,8 @@ def tampered(threads: int | None = None) -> str | None:
     """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns
     None.
 
-    If `threads` is given, also reports that torch's number of threads is no longer `threads`.  Undoes all changes, so
-    that the next kernel is not blamed for them."""
+    `threads` is the expected number of torch's threads; another number is reported too.  Undoes all changes, so that
+    the next kernel is not blamed for them."""
     faults = []
     if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
@@ -113,9 +113,9 @@ class Timer(ABC):
     def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
         """Returns the context manager in which samples are taken, after the warm-up.
 
-        It yields a function.  The function returns `wait_time / run_time` of the process's threads since the start of
-        the context.  `wait_time` is the time that threads waited for a processor.  The function returns None on a GPU,
-        or if the system does not report these times."""
+        It yields a function that returns `wait_time / run_time` of the process's threads since the start of the
+        context. `wait_time` is the time that threads waited for a processor.  The function returns None on a GPU, or if
+        the system does not report these times."""
         return nullcontext(lambda: None)
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Timer(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """Returns a clock's step: the smallest difference of readings that is not rounding (None if all are equal)."""
+    """Returns the smallest difference between two readings, ignoring rounding, or None if all readings are equal."""
     distinct_readings = sorted(set(readings))
     differences = (b - a for a, b in itertools.pairwise(distinct_readings))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)

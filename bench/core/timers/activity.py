@@ -62,11 +62,11 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
-    """Calls `call` twice.  Returns the peak memory of the first call and the device kernels of the second, with a hash.
+    """Calls `call` twice.  Returns the peak memory of the first call, and the device kernels of the second with a hash.
 
-    The first call may compile and tune.  The peak is that of torch's allocator.  The bytes of the call's result are
-    subtracted, because the result is still alive when the peak is read.  If CUPTI records nothing, or if another
-    profiler runs, there are no kernels and no hash.  Raises whatever `call` raises."""
+    The first call may compile and tune.  The peak is that of torch's allocator, without the call's result, which is
+    still allocated when the peak is read.  If CUPTI records nothing, or if another profiler runs, there are no kernels
+    and no hash.  Raises whatever `call` raises."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
@@ -109,7 +109,7 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
-    """Returns a hash of the device kernels, or None if there are no kernels.  `launched` comes from `launched_code`.
+    """Returns a hash of the device kernels, or None if there are no kernels.
 
     The hash covers the kernels' names and sizes.  It covers a kernel's code if `launched` has all its launches."""
     if not kernels:

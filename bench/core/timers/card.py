@@ -80,10 +80,10 @@ class ClockWatch(ExitStack):
         """Returns the readings as JSON values, or None if nothing was read.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
-        reasons that make a reading invalid; it is None if NVML gave no reasons, and `throttle_unread` says why.
-        `other_processes` counts the other processes on the GPU; it is None if NVML does not list this process, as in
-        some containers. `sm_clock_hz` and its range are clock rates that the device read; `sm_clock_unread` says why
-        there are none."""
+        reasons that make a reading invalid.  If NVML gave no reasons, it is None, and `throttle_unread` says why.
+        `other_processes` counts the other processes on the GPU.  It is None if NVML does not list this process, as in
+        some containers.  `sm_clock_hz` and its range come from the device.  `sm_clock_unread` says why they are
+        missing."""
         sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not sm_clocks:
             return self._unread or None

@@ -1,7 +1,7 @@
 """Implements the timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
 If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
-on which it already runs.  So two measuring processes choose different processors.  Only threads that share a core move.
+on which it already runs, so two measuring processes choose different processors.  Only threads that share a core move.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """Chooses a processor for each thread: its last one, or a free one on an idle core if another thread has its core.
-    If no core is idle, the thread gets its last processor if that is free, else any free processor."""
+    """Chooses a processor for each thread: its last processor if no other thread has that core, else a free processor
+    on an idle core.  If no core is idle, the thread gets a free processor, if possible its last."""
     cpus: dict[int, int] = {}
     thread_cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
@@ -109,9 +109,9 @@ def _core(cpu: int) -> object:
 def _affinities() -> dict[int, set[int]]:
     """Returns the processors on which each thread may run, or an empty dict if the system does not report them."""
     affinities: dict[int, set[int]] = {}
-    for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
+    for task_folder in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):
-            affinities[int(task.name)] = os.sched_getaffinity(int(task.name))
+            affinities[int(task_folder.name)] = os.sched_getaffinity(int(task_folder.name))
     return affinities
 
 
@@ -127,8 +127,8 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
 def keep_freed_memory() -> str:
     """Makes the allocator keep freed memory for the rest of the process.  Returns a text for the timing method's name.
 
-    glibc may return freed memory to the system; then the next call has a page fault for each page.  Some processes did
-    this in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
+    glibc may return freed memory to the system.  The next call then has a page fault for each page.  Some processes did
+    so in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
     limit, are still returned.  The text is empty if the allocator has no such setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
     accepted_settings = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]

@@ -31,9 +31,9 @@ class Torch:
 
 MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
 """The shortest and the longest wait before a sample.  A function that needs more is assumed to wait for the device."""
-WAIT_FACTOR = 2.0
+WAIT_TO_HOST_RATIO = 2.0
 """The wait divided by the longest host time of the last samples."""
-HOST_TIMES = 8
+MAX_HOST_TIMES = 8
 """The host times of this many last samples set the wait.  After so many samples an outlier has no effect."""
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
@@ -127,7 +127,7 @@ class EventTimer(Timer):
 
     def wait_s(self, name: str) -> float:
         """Returns the length in seconds of the next wait for the function `name`."""
-        return min(max(WAIT_FACTOR * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
+        return min(max(WAIT_TO_HOST_RATIO * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
         """Enqueues a sample behind a wait.  Returns whether the wait was long enough, and the sample's two events.
@@ -144,7 +144,7 @@ class EventTimer(Timer):
         wait_ended = self.cuda.passed(release_event)
         host_s = self.cuda.clock() - start_s
         # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
-        self._host.setdefault(name, deque(maxlen=HOST_TIMES)).append(max(host_s, wait_s) if wait_ended else host_s)
+        self._host.setdefault(name, deque(maxlen=MAX_HOST_TIMES)).append(max(host_s, wait_s) if wait_ended else host_s)
         if wait_ended and wait_s >= MAX_BACKLOG_S:
             self.gaps.add(name)
         return not wait_ended or name in self.gaps, event_pair

@@ -35,8 +35,8 @@ STEADY_RATIO = 0.95
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """Returns the timer of a device.  With `cold`, it empties the cache before each sample.  Raises `ValueError` on a
-    device other than cpu and cuda, and on an unknown `flush`."""
+    """Returns the timer of a device.  With `cold`, the timer empties the cache before each sample.  Raises `ValueError`
+    on a device other than cpu and cuda, and on an unknown `flush`."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
@@ -65,8 +65,8 @@ def time_functions(
        Then warm up in rounds of one call per function, until caches and clocks are stable.  The warm-up ends after 30%
        of the budget.  It ends earlier if, after three or more rounds, a round makes no function 5% faster.
     2. Take samples in rounds.  Each round times every function once, so that drift affects all functions equally.  The
-       order of functions is drawn from `seed`.  Two rounds use an order, the second in reverse.  Then the order is
-       rotated by one position.  So each function is timed equally often at each position.
+       first order of the functions is drawn from `seed`.  Each order is used twice, the second time in reverse.  Then
+       the order is rotated by one position.  So each function is timed equally often at each position.
     3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  The
        flush reads, because written (dirty) lines would be copied back to memory during the next sample.
        `flush="write"` writes, for GPUs on which writing empties the cache better (`results/targets/flush.py`).
@@ -76,16 +76,16 @@ def time_functions(
        name says why they are not.  The allocator keeps the memory that a call frees (`cpu.keep_freed_memory`).
     5. On CUDA, enqueue every sample behind a wait on the device.  The wait is longer than the host's work, so that the
        flush and the launches run without gaps.  If the wait was too short, take the sample again with a longer wait.
-       If a function itself waits for the device, the method's name says so.  A sample is a pair of events on the
-       current stream, so every function can be timed, and the device does no additional work.
+       If a function itself waits for the device, the method's name says so.  A sample is the time between two events on
+       the current stream.  So every function can be timed, and the device does no additional work.
     6. If a call in the warm-up took less than ten steps of the clock, put several calls into one sample.  Then only
-       the first call finds the cache cold, so the L2 state of the reading is `warm`.  If a sample still takes less
-       than ten steps, it is not `resolved`.
-    7. Take samples for `budget_s` seconds in all, warm-up included.  Take at least `min_samples`, even if that takes
-       longer.  If there are too few samples (`noise.few`), double the budget.  Too few means less than a quarter of the
-       samples that would fit into the budget at the median round time.  If one reading is noisy (`noise.why_noisy`),
-       continue with all functions, until no reading is noisy or `more_s` seconds have passed.  Keep all raw samples in
-       time order.  Python's garbage collector is off.
+       the first call finds the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten
+       steps, the reading is not `resolved`.
+    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  Double the
+       budget if there are too few samples (`noise.few`): less than a quarter of the samples that fit into the budget at
+       the median round time.  If one reading is noisy (`noise.why_noisy`), continue with all functions, until no
+       reading is noisy or `more_s` seconds have passed.  Keep all raw samples in time order.  Python's garbage
+       collector is off.
     8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 
     `observe` is called once per round of samples, between samples, but not in the warm-up.  On CUDA it is called while
@@ -101,12 +101,12 @@ def time_functions(
     function_orders = _orders(list(functions), seed)
 
     def take() -> None:
-        ordered_calls = [(name, functions[name], calls[name]) for name in next(function_orders)]
+        ordered_calls = [(name, functions[name], calls_per_sample[name]) for name in next(function_orders)]
         for name, seconds in active_timer.round(ordered_calls, observe).items():
             readings[name].append(seconds)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
-        """Returns why there are too few samples, and why each function's samples are noisy (empty texts if not)."""
+        """Returns why there are too few samples, and by function why its samples are noisy; empty texts if not."""
         shortage = few(min(map(len, readings.values())), _room(round_times, budget_s))
         return shortage, {name: why_noisy(values, waited) or shortage for name, values in readings.items()}
 
@@ -118,7 +118,7 @@ def time_functions(
             active_timer.first_call(function)
         start_s = perf_counter()
         fastest_times = _warm_up(active_timer, functions, start_s + WARM_UP_SHARE * budget_s)
-        calls = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
+        calls_per_sample = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
         with active_timer.sampling() as read_waiting:
             while (sample_count := min(map(len, readings.values()))) < limit - last_rounds:
                 round_times.append(perf_counter())
@@ -136,7 +136,7 @@ def time_functions(
         tampering = tampered(threads)
         samples_by_name = {}
         for name, values in readings.items():
-            samples = _samples(active_timer, name, values, calls[name], cold)
+            samples = _samples(active_timer, name, values, calls_per_sample[name], cold)
             samples_by_name[name] = replace(samples, noise=noise_by_name[name], few=shortage, fault=tampering or "")
         return samples_by_name
 
@@ -155,8 +155,8 @@ def _room(ends: Sequence[float], budget_s: float) -> int:
 
     `ends` are the times at which rounds began and ended.
     """
-    median_s = float(np.median(np.diff(ends))) if len(ends) > 1 else 0.0
-    return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
+    median_round_s = float(np.median(np.diff(ends))) if len(ends) > 1 else 0.0
+    return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_round_s)) if median_round_s > 0 else 0
 
 
 def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold: bool) -> Samples:
@@ -191,8 +191,8 @@ def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -
 
 
 def _calls_per_sample(watch: Timer, seconds: float) -> int:
-    shortest_s = STEPS_PER_SAMPLE * watch.step_s([seconds])
-    if seconds >= shortest_s:
+    min_sample_s = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if seconds >= min_sample_s:
         return 1
     # A call of zero measured time gets the most calls that a sample may have.
-    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * shortest_s / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * min_sample_s / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE

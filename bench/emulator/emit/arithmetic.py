@@ -22,17 +22,17 @@ def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
         _half(g, instruction, kind)
         return
-    parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
-    name = "fma" if parts[0] == "mad" else parts[0]
+    opcode_parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
+    name = "fma" if opcode_parts[0] == "mad" else opcode_parts[0]
     values = [g.value(operand, dtype) for operand in operands[1:]]
-    rounding, ftz, sat = rounding_of(parts) or "rn", "ftz" in parts, "sat" in parts
-    is_default = rounding == "rn" and not ftz and not sat
-    if name in _PYTHON_OPERATORS and is_default:
+    rounding, ftz, sat = rounding_of(opcode_parts) or "rn", "ftz" in opcode_parts, "sat" in opcode_parts
+    uses_defaults = rounding == "rn" and not ftz and not sat
+    if name in _PYTHON_OPERATORS and uses_defaults:
         g.define(operands[0], f"{values[0]} {_PYTHON_OPERATORS[name]} {values[1]}", dtype)
-    elif name == "fma" and is_default:
+    elif name == "fma" and uses_defaults:
         g.define(operands[0], f"floats.fma_rn_{kind}({', '.join(values)})", dtype)
-    elif name == "div" and ("full" in parts or "approx" in parts):
-        function = "div_full" if "full" in parts else "div"
+    elif name == "div" and ("full" in opcode_parts or "approx" in opcode_parts):
+        function = "div_full" if "full" in opcode_parts else "div"
         g.define(operands[0], f"approximate.{function}({', '.join(values)}, {ftz})", dtype)
     elif name in ("min", "max"):
         _extreme(g, instruction, dtype, values)
@@ -44,17 +44,17 @@ def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
 
 
 def _extreme(g: Generator, instruction: Instruction, dtype: str, values: list[str]) -> None:
-    parts = instruction.parts
+    opcode_parts = instruction.parts
     flag_by_name = {
-        "ftz": "ftz" in parts,
-        "nan": "NaN" in parts,
-        "xorsign_abs": "xorsign" in parts,
-        "absolute": "abs" in parts and "xorsign" not in parts,
+        "ftz": "ftz" in opcode_parts,
+        "nan": "NaN" in opcode_parts,
+        "xorsign_abs": "xorsign" in opcode_parts,
+        "absolute": "abs" in opcode_parts and "xorsign" not in opcode_parts,
     }
     modifiers = "".join(f", {name}=True" for name, value in flag_by_name.items() if value)
-    call_text = f"floats.f{parts[0]}({values[0]}, {values[1]}{modifiers})"
+    call_text = f"floats.f{opcode_parts[0]}({values[0]}, {values[1]}{modifiers})"
     for value in values[2:]:
-        call_text = f"floats.f{parts[0]}({call_text}, {value}{modifiers})"
+        call_text = f"floats.f{opcode_parts[0]}({call_text}, {value}{modifiers})"
     g.define(instruction.operands[0], call_text, dtype)
 
 
@@ -74,17 +74,17 @@ def _half(g: Generator, instruction: Instruction, kind: str) -> None:
 @emits("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 def special_functions(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for reciprocals, roots, exponentials, logarithms and trigonometric functions."""
-    parts, operands = instruction.parts, instruction.operands
-    ptx_type = next(modifier for modifier in reversed(parts) if modifier in DTYPES)
-    name, dtype, ftz = parts[0], dtype_of(ptx_type), "ftz" in parts
+    opcode_parts, operands = instruction.parts, instruction.operands
+    ptx_type = next(modifier for modifier in reversed(opcode_parts) if modifier in DTYPES)
+    name, dtype, ftz = opcode_parts[0], dtype_of(ptx_type), "ftz" in opcode_parts
     value = g.value(operands[1], dtype)
     if ptx_type in ("f16", "bf16", "f16x2", "bf16x2"):
         if name not in ("ex2", "tanh"):
             raise unknown(instruction)
         flag_text = f", ftz={ftz}" if name == "ex2" else ""
         g.define(operands[0], f"half.{name}({value}, {ptx_type.removesuffix('x2')!r}{flag_text})", dtype)
-    elif "approx" not in parts:
-        call_text = f"floats.{name}({value}, rounding={rounding_of(parts) or 'rn'!r}, ftz={ftz})"
+    elif "approx" not in opcode_parts:
+        call_text = f"floats.{name}({value}, rounding={rounding_of(opcode_parts) or 'rn'!r}, ftz={ftz})"
         g.define(operands[0], call_text, dtype)
     elif ptx_type == "f64":
         function = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if ftz else "rsqrt_f64"}[name]
@@ -129,19 +129,19 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
     if ptx_type in _FLOAT_TYPES:
         emit_float(g, instruction, ptx_type)
         return
-    parts, operands = instruction.parts, instruction.operands
-    name, target = parts[0], operands[0]
-    if "cc" in parts:
+    opcode_parts, operands = instruction.parts, instruction.operands
+    name, target = opcode_parts[0], operands[0]
+    if "cc" in opcode_parts:
         with_carry(g, instruction)
         return
     if "x2" in ptx_type:
         _pairs(g, instruction, ptx_type)
         return
     signed_dtype, unsigned_dtype = dtype_of(ptx_type), _unsigned(ptx_type)
-    if name in ("mul", "mad") and ("wide" in parts or "hi" in parts):
+    if name in ("mul", "mad") and ("wide" in opcode_parts or "hi" in opcode_parts):
         _wide(g, instruction, signed_dtype)
         return
-    if name in ("add", "sub") and "sat" in parts:
+    if name in ("add", "sub") and "sat" in opcode_parts:
         a, b = (g.value(operand, signed_dtype) for operand in operands[1:3])
         g.define(target, f"integers.{name}_sat_s32({a}, {b})", signed_dtype)
     elif name in ("add", "sub", "mul"):
@@ -153,7 +153,7 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
     elif name in ("min", "max", "div", "rem"):
         function = {"min": "np.minimum", "max": "np.maximum", "div": "integers.div", "rem": "integers.rem"}[name]
         a, b = (g.value(operand, signed_dtype) for operand in operands[1:3])
-        call_text = f"integers.i{name}({a}, {b}, True)" if "relu" in parts else f"{function}({a}, {b})"
+        call_text = f"integers.i{name}({a}, {b}, True)" if "relu" in opcode_parts else f"{function}({a}, {b})"
         g.define(target, call_text, signed_dtype)
     else:
         function = {"abs": "np.abs", "neg": "np.negative"}[name]
@@ -161,18 +161,18 @@ def arithmetic(g: Generator, instruction: Instruction) -> None:
 
 
 def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
-    parts, operands = instruction.parts, instruction.operands
+    opcode_parts, operands = instruction.parts, instruction.operands
     a, b = (g.value(operand, signed) for operand in operands[1:3])
-    if "hi" in parts:
-        if parts[0] == "mad":
+    if "hi" in opcode_parts:
+        if opcode_parts[0] == "mad":
             c = g.value(operands[3], signed)
-            g.define(operands[0], f"integers.mad_hi({a}, {b}, {c}, {'sat' in parts})", signed)
+            g.define(operands[0], f"integers.mad_hi({a}, {b}, {c}, {'sat' in opcode_parts})", signed)
         else:
             g.define(operands[0], f"integers.mul_hi({a}, {b})", signed)
         return
     wide_type = signed[0] + str(2 * int(signed[1]))
     product_text = f"{a}.astype({wide_type}) * {b}.astype({wide_type})"
-    if parts[0] == "mad":
+    if opcode_parts[0] == "mad":
         product_text += f" + {g.value(operands[3], wide_type)}"
     g.define(operands[0], product_text, wide_type)
 
@@ -191,17 +191,17 @@ def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
 @emits("addc", "subc", "madc")
 def with_carry(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for instructions that read a carry flag (`addc`) or write a carry flag (`.cc`)."""
-    name, parts, ptx_type = instruction.parts[0], instruction.parts, kind_of(instruction)
+    name, opcode_parts, ptx_type = instruction.parts[0], instruction.parts, kind_of(instruction)
     # The operands are signed or unsigned as the type says: the upper half of a product depends on the sign.
     arguments = [g.value(operand, dtype_of(ptx_type)) for operand in instruction.operands[1:]]
     if name[:3] == "mad":
-        arguments.append(str("hi" in parts))
+        arguments.append(str("hi" in opcode_parts))
     if name[3:]:
         arguments.append("c.carry")
     function = {"add": "add_carry", "sub": "sub_borrow", "mad": "mad_carry"}[name[:3]]
     result, carry_name = g.temporary(), g.temporary()
     g.line(f"{result}, {carry_name} = integers.{function}({', '.join(arguments)})")
-    if "cc" in parts:
+    if "cc" in opcode_parts:
         g.line(f"c.carry = choose({g.guard}, {carry_name}, c.carry)" if g.guard else f"c.carry = {carry_name}")
     g.define(instruction.operands[0], result, _unsigned(ptx_type))
 
@@ -280,8 +280,8 @@ def masks(g: Generator, instruction: Instruction) -> None:
         arguments = ", ".join((g.value(mask, "u4"), g.value(base_operand, "u4"), g.value(offset, "i4")))
         g.define(instruction.operands[0], f"bitfields.fns({arguments})", "u4")
         return
-    first_value = g.value(instruction.operands[1], dtype if name == "szext" else "u4")
-    arguments = f"{first_value}, {g.value(instruction.operands[2], 'u4')}, {'clamp' in instruction.parts}"
+    first_operand = g.value(instruction.operands[1], dtype if name == "szext" else "u4")
+    arguments = f"{first_operand}, {g.value(instruction.operands[2], 'u4')}, {'clamp' in instruction.parts}"
     g.define(instruction.operands[0], f"bitfields.{name}({arguments})", dtype if name == "szext" else "u4")
 
 
@@ -303,18 +303,18 @@ def permutations(g: Generator, instruction: Instruction) -> None:
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
 def dots(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for dot products (`dp4a`, `dp2a`), 24-bit multiplications (`mul24`, `mad24`) and `sad`."""
-    parts, operands = instruction.parts, instruction.operands
-    name, dtype = parts[0], dtype_of(kind_of(instruction))
+    opcode_parts, operands = instruction.parts, instruction.operands
+    name, dtype = opcode_parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):
-        sign_types = [modifier for modifier in parts if modifier in ("u32", "s32")]
-        high = f", {'hi' in parts}" if name == "dp2a" else ""
+        sign_types = [modifier for modifier in opcode_parts if modifier in ("u32", "s32")]
+        high = f", {'hi' in opcode_parts}" if name == "dp2a" else ""
         result = "i4" if "s32" in sign_types else "u4"
         a, b, c = g.value(operands[1], "u4"), g.value(operands[2], "u4"), g.value(operands[3], result)
         call_text = f"integers.{name}({a}, {b}, {c}, {sign_types[0] == 's32'}, {sign_types[1] == 's32'}{high})"
         g.define(operands[0], call_text, result)
         return
     values = ", ".join(g.value(item, dtype) for item in operands[1:])
-    flag_text = f", {'hi' in parts}" if name.endswith("24") else ""
+    flag_text = f", {'hi' in opcode_parts}" if name.endswith("24") else ""
     if name == "mad24":
-        flag_text += f", {'sat' in parts}"
+        flag_text += f", {'sat' in opcode_parts}"
     g.define(operands[0], f"integers.{name}({values}{flag_text})", dtype)

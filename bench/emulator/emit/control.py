@@ -23,15 +23,15 @@ _REDUCTIONS = ("popc", "and", "or")
 def branch(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bra`, `ret` and `exit`.  The lanes of a warp may take different branches."""
     (target,) = g.flow.targets(instruction.number)
-    following = instruction.number + 1
+    next_number = instruction.number + 1
     if g.guard is None:
         g.line(f"return {target}")
         return
     name = g.temporary()
     g.line(f"{name} = {g.guard}")
     g.line(
-        f"return ({target} if {name} else {following}) if {name}.__class__ is bool_ else"
-        f" c.branch({name}, {target}, {following})"
+        f"return ({target} if {name} else {next_number}) if {name}.__class__ is bool_ else"
+        f" c.branch({name}, {target}, {next_number})"
     )
 
 
@@ -70,25 +70,25 @@ def sleep(g: Generator, instruction: Instruction) -> None:
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`."""
-    parts, operands = instruction.parts, list(instruction.operands)
+    opcode_parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
-    if parts[1] == "warp":
+    if opcode_parts[1] == "warp":
         (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
-    elif parts[1] == "cluster":
-        name = "cluster_arrive" if "arrive" in parts else "cluster_wait"
-        releases = "relaxed" not in parts
+    elif opcode_parts[1] == "cluster":
+        name = "cluster_arrive" if "arrive" in opcode_parts else "cluster_wait"
+        has_release = "relaxed" not in opcode_parts
         g.unguarded(instruction)
         if name == "cluster_wait":
             g.line(f"return waiting_of(c.group).clusters.wait(c, {following}, {instruction.number})")
             g.ends()
         else:
-            g.line(f"waiting_of(c.group).clusters.arrive(c, {releases}, {instruction.number})")
-    elif "red" in parts:
+            g.line(f"waiting_of(c.group).clusters.arrive(c, {has_release}, {instruction.number})")
+    elif "red" in opcode_parts:
         _reduction(g, instruction)
     else:
         bar_id = g.value(operands[0], "u4")
         count = g.value(operands[1], "u4") if len(operands) > 1 else "None"
-        name = "arrive" if "arrive" in parts else "sync"
+        name = "arrive" if "arrive" in opcode_parts else "sync"
         g.line(
             f"return synchronising.{name}(c, {bar_id}, {count}, {following}, {instruction.number}, {g.guard or 'None'})"
         )
@@ -113,9 +113,9 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 @emits("mbarrier")
 def mbarrier(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the `mbarrier` instructions."""
-    parts, operands = instruction.parts, list(instruction.operands)
-    name = parts[1]
-    if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
+    opcode_parts, operands = instruction.parts, list(instruction.operands)
+    name = opcode_parts[1]
+    if "relaxed" in opcode_parts and name not in ("expect_tx", "complete_tx"):
         raise PtxError(
             f"PTX: expected an mbarrier that orders memory, got {quoted(instruction.text, instruction.place)}"
         )
@@ -132,11 +132,11 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     elif name == "inval":
         g.line(f"waiting_of(c.group).mbarriers.inval(c, {address}, {mask}, {number})")
     elif name in ("arrive", "arrive_drop"):
-        expect = values[0] if "expect_tx" in parts else "None"
-        count = values[0] if values and "expect_tx" not in parts else default_count
-        options = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in parts}"
-        call = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {expect}, {mask}, {number}, {options})"
-        g.define(target, call, "u8")
+        expect = values[0] if "expect_tx" in opcode_parts else "None"
+        count = values[0] if values and "expect_tx" not in opcode_parts else default_count
+        options = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in opcode_parts}"
+        code = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {expect}, {mask}, {number}, {options})"
+        g.define(target, code, "u8")
     elif name == "expect_tx":
         g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {values[0]}, {mask}, {number})")
     elif name == "complete_tx":
@@ -146,11 +146,11 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
 
 
 def _wait(g: Generator, instruction: Instruction) -> None:
-    parts, operands = instruction.parts, instruction.operands
+    opcode_parts, operands = instruction.parts, instruction.operands
     target, address = operands[0], located(g, operands[1], "shared", instruction)
-    uses_parity = "parity" in parts
+    uses_parity = "parity" in opcode_parts
     phase_state = g.value(operands[2], "u4" if uses_parity else "u8")
-    blocks = parts[1] == "try_wait"
+    blocks = opcode_parts[1] == "try_wait"
     result = g.temporary()
     g.line(
         f"{result} = synchronising.mbarrier_wait(c, {address}, {phase_state}, {blocks},"
@@ -193,8 +193,8 @@ def vote(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `vote.sync`."""
     mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
-    call = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, call, "u4" if mode == "ballot" else "?")
+    code = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, code, "u4" if mode == "ballot" else "?")
 
 
 @emits("match")
@@ -203,33 +203,33 @@ def match(g: Generator, instruction: Instruction) -> None:
     mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    name, all_equal = g.temporary(), g.temporary()
-    g.line(f"{name}, {all_equal} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
+    name, all_equal_name = g.temporary(), g.temporary()
+    g.line(f"{name}, {all_equal_name} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
     g.define(target.items[0] if isinstance(target, OperandGroup) else target, name, "u4")
     if isinstance(target, OperandGroup):
-        g.define(target.items[1], all_equal, "?")
+        g.define(target.items[1], all_equal_name, "?")
 
 
 @emits("redux")
 def reduce(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `redux.sync`."""
-    parts = instruction.parts
+    opcode_parts = instruction.parts
     target, value, mask = instruction.operands
-    dtype = dtype_of(parts[-1])
-    call = f"warps.reduce(c, {parts[2]!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, call, dtype)
+    dtype = dtype_of(opcode_parts[-1])
+    code = f"warps.reduce(c, {opcode_parts[2]!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, code, dtype)
 
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `elect.sync`, which selects the lowest lane in a mask."""
     target, mask = instruction.operands
-    name, is_leader = g.temporary(), g.temporary()
-    g.line(f"{name}, {is_leader} = warps.elect(c, {g.value(mask, 'u4')})")
+    name, leader_name = g.temporary(), g.temporary()
+    g.line(f"{name}, {leader_name} = warps.elect(c, {g.value(mask, 'u4')})")
     result_items = g.items(target)
     if isinstance(result_items[0], Register):
         g.define(result_items[0], name, "u4")
-    g.define(result_items[1], is_leader, "?")
+    g.define(result_items[1], leader_name, "?")
 
 
 @emits("activemask")

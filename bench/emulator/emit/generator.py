@@ -1,8 +1,8 @@
 """Generates a Python function for each basic block of PTX.  Each instruction becomes one or two lines of NumPy code.
 
 The function gets a context (the lanes that run the block) and the registers of these lanes.  A value that only this
-block uses stays a Python local.  A value that a later block needs is stored back.  A value is a vector with one element
-per lane, or one NumPy scalar for all lanes.  The same line works for both.  Most address arithmetic is scalar.
+block uses stays a Python local.  A value that a later block needs is stored to the registers.  A value is a vector with
+one element per lane, or one NumPy scalar for all lanes.  The code works for both.  Most address arithmetic is scalar.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> synt
 
 
 def emits(*families: str) -> Callable[[Emitter], Emitter]:
-    """Registers the decorated function, which emits Python code for the instructions `families`."""
+    """Returns a decorator.  It registers a function that emits Python code for the instructions `families`."""
 
     def register(emitter: Emitter) -> Emitter:
         for name in families:
@@ -144,11 +144,11 @@ class Generator:
         if dtype == "?":
             return self.bind(np.bool_(bool(value)), ("?", bool(value)))
         type_bits = 8 * int(dtype[1])
-        scalar = np.array(int(value) % (1 << type_bits), f"u{dtype[1]}").view(dtype)[()]
-        return self.bind(scalar, (dtype, int(value) % (1 << type_bits)))
+        numpy_scalar = np.array(int(value) % (1 << type_bits), f"u{dtype[1]}").view(dtype)[()]
+        return self.bind(numpy_scalar, (dtype, int(value) % (1 << type_bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Makes `value` available to the generated functions.  Returns its name in them.  Each `key` has one name."""
+        """Adds `value` to the generated functions' names.  Returns its name there.  Equal keys share one name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -254,9 +254,9 @@ class Generator:
         return self._views[key]
 
     def _special(self, operand: syntax.Special, dtype: str) -> str:
-        text = f"c.special({operand.name!r})"
+        code = f"c.special({operand.name!r})"
         source = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
-        return text if dtype == source or operand.name == "is_explicit_cluster" else self._convert(text, source, dtype)
+        return code if dtype == source or operand.name == "is_explicit_cluster" else self._convert(code, source, dtype)
 
     def source(self, block: BasicBlock) -> str:
         """Returns the Python source code of the function for a basic block."""
@@ -308,7 +308,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a check of each wgmma accumulator that the instruction reads.  A register copy needs no check."""
+        """Emits a race check for each wgmma accumulator that the instruction reads.  A register copy needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -327,8 +327,8 @@ class Generator:
 
     def function(self, block: BasicBlock) -> BlockFunction:
         """Compiles the function for a basic block and returns it."""
-        text = self.source(block)
-        compiled_code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
+        source_text = self.source(block)
+        compiled_code = compile(source_text, f"<PTX {self.kernel.name} {block.start}>", "exec")
         local_names: dict[str, Any] = {}
         exec(compiled_code, self.namespace, local_names)
         block_function: BlockFunction = local_names["block"]

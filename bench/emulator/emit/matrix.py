@@ -38,15 +38,15 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `mma.sync`."""
     parts = instruction.parts
     shape = next(modifier for modifier in parts if re.fullmatch(r"m\d+n\d+k\d+", modifier))
-    types = parts[parts.index("col") + 1 :] if "col" in parts else []
-    types = [kind for kind in types if kind not in ("satfinite", "and", "xor", "popc")]
-    if len(types) != 4 or "sp" in parts or "row" not in parts:
+    matrix_types = parts[parts.index("col") + 1 :] if "col" in parts else []
+    matrix_types = [kind for kind in matrix_types if kind not in ("satfinite", "and", "xor", "popc")]
+    if len(matrix_types) != 4 or "sp" in parts or "row" not in parts:
         raise unknown(instruction)
-    d_type, a_type, b_type, c_type = types
-    dtypes = {"f32": "f4", "f64": "f8"}
-    result, in_type = dtypes.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
-    a, b = (", ".join(g.value(item, in_type) for item in g.items(group)) for group in instruction.operands[1:3])
-    c = ", ".join(g.value(item, dtypes.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
+    d_type, a_type, b_type, c_type = matrix_types
+    dtype_by_type = {"f32": "f4", "f64": "f8"}
+    result, input_dtype = dtype_by_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
+    a, b = (", ".join(g.value(item, input_dtype) for item in g.items(group)) for group in instruction.operands[1:3])
+    c = ", ".join(g.value(item, dtype_by_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
         f"matrices.multiply(c, {shape!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
         f" {'satfinite' in parts}, {instruction.number})"
@@ -83,12 +83,12 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
         raise PtxError(
             f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
         )
-    constants = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
-    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constants[0]), _scale(constants[1]))
-    transposed = [bool(value) for value in constants[2:]] if d_type != "s32" else []
+    constant_values = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
+    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constant_values[0]), _scale(constant_values[1]))
+    transpose_flags = [bool(value) for value in constant_values[2:]] if d_type != "s32" else []
     a_in_registers = isinstance(operands[1], OperandGroup)
-    a_transposed = transposed[0] if transposed and not a_in_registers else False
-    b_transposed = transposed[-1] if transposed else False
+    a_transposed = transpose_flags[0] if transpose_flags and not a_in_registers else False
+    b_transposed = transpose_flags[-1] if transpose_flags else False
     shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
     result = {"f32": "f4"}.get(d_type, "u4")
     d = ", ".join(g.value(item, result) for item in g.items(operands[0]))

@@ -107,11 +107,11 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
         memory_order = "relaxed"  # for other CTAs
     for index in range(len(groups[0])):
         values = ", ".join(g.value(group[index], dtype) for group in groups)
-        location = address(g, pointer, space)
+        address_text = address(g, pointer, space)
         if index:
-            location = f"({location}) + {g.constant(index * width(kind), 'u8')}"
+            address_text = f"({address_text}) + {g.constant(index * width(kind), 'u8')}"
         call_text = (
-            f"atomics.atomic(c, {space!r}, {location}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
+            f"atomics.atomic(c, {space!r}, {address_text}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
             f" {memory_order!r}, {instruction.number})"
         )
         result = results[index] if len(results) > index else syntax.Sink()
@@ -154,14 +154,14 @@ def located(g: Generator, operand: syntax.Operand, space: str, instruction: synt
 def copy(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for `cp.async` and for bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
-    mask, number = g.guard or "None", instruction.number
+    mask, instruction_number = g.guard or "None", instruction.number
     if "prefetch" in instruction.parts:
         return
     if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
-        _bulk(g, instruction, mask, number)
+        _bulk(g, instruction, mask, instruction_number)
     elif opcode.startswith("cp.async.mbarrier.arrive"):
         barrier = located(g, operands[0], "shared", instruction)
-        g.line(f"copying.arrive_after(c, {barrier}, {'noinc' in instruction.parts}, {mask}, {number})")
+        g.line(f"copying.arrive_after(c, {barrier}, {'noinc' in instruction.parts}, {mask}, {instruction_number})")
     elif opcode == "cp.async.commit_group":
         g.unguarded(instruction)
         g.line("copying.commit(c)")
@@ -179,7 +179,7 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
         # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
         operand = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
         source_bytes = "None" if operand is None else _taken(g, operand, size)
-        g.line(f"copying.copy(c, {target}, {source}, {size}, {source_bytes}, {mask}, {number})")
+        g.line(f"copying.copy(c, {target}, {source}, {size}, {source_bytes}, {mask}, {instruction_number})")
     else:
         raise unknown(instruction)
 
@@ -220,8 +220,8 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
     if into_shared:
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
         barrier = located(g, operands[3], "shared", instruction)
-        multicast = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
-        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier}, {multicast}, {mask}, {number})")
+        cta_mask = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
+        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier}, {cta_mask}, {mask}, {number})")
     else:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
         kind = parts[-1] if operation else ""
@@ -246,8 +246,8 @@ def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, op
     shared = located(g, operands[1 - tensor_index], "shared", instruction)
     if into_shared:
         barrier = located(g, operands[2], "shared", instruction)
-        multicast = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
-        g.line(f"bulk.tensor_load(c, {shared}, {pointer}, ({coordinates},), {barrier}, {multicast}, {mask}, {number})")
+        cta_mask = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
+        g.line(f"bulk.tensor_load(c, {shared}, {pointer}, ({coordinates},), {barrier}, {cta_mask}, {mask}, {number})")
     else:
         g.line(f"bulk.tensor_store(c, {pointer}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
 

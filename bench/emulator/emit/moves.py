@@ -85,8 +85,8 @@ def select_by_sign(g: Generator, instruction: Instruction) -> None:
     types = [modifier for modifier in instruction.parts if modifier in DTYPES]
     target, a, b, sign_operand = instruction.operands
     dtype = dtype_of(types[0])
-    test = f"{_flushed(g.value(sign_operand, dtype_of(types[1])), types[1], 'ftz' in instruction.parts)} >= 0"
-    g.define(target, f"choose({test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
+    sign_test = f"{_flushed(g.value(sign_operand, dtype_of(types[1])), types[1], 'ftz' in instruction.parts)} >= 0"
+    g.define(target, f"choose({sign_test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
 
 
 def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
@@ -138,8 +138,8 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         # Each half has a predicate.
         values[1] = g.temporary()
         half_shift = g.constant(16, "u4")
-        for value, move in zip(values, ("", f" >> {half_shift}"), strict=True):
-            halves = (_flushed(f"({g.value(operand, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
+        for value, shift in zip(values, ("", f" >> {half_shift}"), strict=True):
+            halves = (_flushed(f"({g.value(operand, 'u4')}{shift}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
             g.line(f"{value} = {_compared(name, kind[:-2], *halves)}")
     else:
         g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
@@ -157,7 +157,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """Emits Python code for `set`.  If the comparison is true, it writes 1.0 to a float, all ones to an integer."""
+    """Emits Python code for `set`, which writes 1.0 (float) or all ones (integer) if the comparison is true."""
     parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]
@@ -195,10 +195,10 @@ def convert(g: Generator, instruction: Instruction) -> None:
         _check_packed(instruction, target, source, rounding)
     if target.endswith("x2") and source == "f32":
         inputs = ", ".join(g.value(operand, "f4") for operand in operands[1:3])
-        options = f"{target!r}, {rounding!r}{_only(active_flags, 'relu', 'satfinite')}"
+        option_text = f"{target!r}, {rounding!r}{_only(active_flags, 'relu', 'satfinite')}"
         is_rn = target == "bf16x2" and rounding == "rn" and not active_flags
-        call = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {options})"
-        g.define(operands[0], call, result)
+        code = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {option_text})"
+        g.define(operands[0], code, result)
     elif target.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
@@ -215,9 +215,9 @@ def convert(g: Generator, instruction: Instruction) -> None:
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
     """Raises `PtxError` if a conversion of two packed values lacks a modifier that PTX requires."""
     is_fp8 = to.startswith("e")
-    roundings = ("rn",) if is_fp8 or source != "f32" else ("rn", "rz")
-    if rounding not in roundings or (is_fp8 and "satfinite" not in instruction.parts):
-        suffix = " or ".join(f".{name}" for name in roundings) + (".satfinite" if is_fp8 else "")
+    allowed_roundings = ("rn",) if is_fp8 or source != "f32" else ("rn", "rz")
+    if rounding not in allowed_roundings or (is_fp8 and "satfinite" not in instruction.parts):
+        suffix = " or ".join(f".{name}" for name in allowed_roundings) + (".satfinite" if is_fp8 else "")
         raise PtxError(f"PTX: expected cvt{suffix} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
 
 

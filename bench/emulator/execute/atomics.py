@@ -44,8 +44,8 @@ def atomic(
     observer, run.observer = run.observer, None
     changes_before = run.changes
     try:
-        (loaded_units,) = access.load(c, space, lane_addresses, mask, dtype.itemsize, 1, instruction)
-        old_values = loaded_units[lanes].view(dtype)
+        (loaded_values,) = access.load(c, space, lane_addresses, mask, dtype.itemsize, 1, instruction)
+        old_values = loaded_values[lanes].view(dtype)
         locations = _places(c, space, lane_addresses, lanes, instruction)
         flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
         old_result[lanes], new_values = _one_by_one(operation, kind, locations, old_values, values, flush_mask)
@@ -82,7 +82,7 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """Returns a key for each lane's memory location.  The same shared address has another key in each CTA."""
+    """Returns a key for each lane's memory location.  Equal shared addresses in different CTAs have different keys."""
     addresses = where[lanes].astype(np.uint64)
     window_numbers = addresses >> np.uint64(60)
     if space == "generic" and ((window_numbers != 0) & (window_numbers != SHARED_WINDOW >> 60)).any():
@@ -94,7 +94,7 @@ def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64]
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Returns a mask of the lanes that flush subnormals to zero, or None.  `add.f32` flushes only in global memory."""
+    """Returns a mask of the lanes that flush subnormals to zero, or None.  Only global `add.f32` flushes."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
     is_global: Bools = addresses >> np.uint64(60) == 0
@@ -106,14 +106,13 @@ def _one_by_one(
 ) -> tuple[Any, Any]:
     """Returns the value that each lane reads, and the final value at the lane's memory location.
 
-    Lanes with the same location run in order.  If there are few locations, the code handles one location after another.
-    Otherwise the code runs in steps.  In one step, each lane has a different location."""
+    Lanes with the same location run in lane order."""
     sort_order = np.argsort(places, kind="stable")
     sorted_places = places[sort_order]
-    is_first = np.r_[True, sorted_places[1:] != sorted_places[:-1]]
-    if is_first.all():
+    is_group_start = np.r_[True, sorted_places[1:] != sorted_places[:-1]]
+    if is_group_start.all():
         return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
-    group_starts = np.flatnonzero(is_first)
+    group_starts = np.flatnonzero(is_group_start)
     group_sizes = np.diff(np.r_[group_starts, len(sort_order)])
     lane_values, final_values = before.copy(), before.copy()
     function = None if kind.startswith(("f16", "bf16")) else REDUCTION_UFUNCS.get(operation)

@@ -28,7 +28,7 @@ MAP_ALIGNMENT = 64
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Returns the indices of the CTAs that receive a copy.  Each of these CTAs has its own mbarrier."""
+    """Returns the indices of the CTAs that receive a copy.  The copy signals an mbarrier in each of these CTAs."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -75,8 +75,8 @@ def tensor_load(
         tile = _tile(box, box_coords, offset, instruction)
         read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
         _check_room(group, offset, box.box_bytes, instruction)
-        for receiver in _destinations(group, slot, barrier_slot, mask, instruction):
-            base, unit = receiver * group.shared_size, tile.unit_bytes
+        for target_cta in _destinations(group, slot, barrier_slot, mask, instruction):
+            base, unit = target_cta * group.shared_size, tile.unit_bytes
             index = (tile.shared_addresses + base) >> SHIFT[unit]
             _start_load(c, lane, base + offset, box.box_bytes, unit, index, read_data, base + mbar_pos, instruction)
 
@@ -106,8 +106,8 @@ def _start_load(
 ) -> None:
     """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    When the copy runs, `read` returns the data in units of `unit` bytes.  `index` says at which unit of shared memory
-    each of them is stored.  Then the copy reports its bytes to the mbarrier at `barrier`."""
+    When the copy runs, `read` returns its data in units of `unit` bytes.  `index` gives the position of each unit in
+    shared memory.  At the end, the copy reports its bytes to the mbarrier at the offset `barrier`."""
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -131,18 +131,18 @@ def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> No
 
 
 def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> Units:
-    unit = tile.unit_bytes
+    unit_bytes = tile.unit_bytes
     addresses = tile.global_addresses.astype(np.uint64)
     if tile.inside is None:
-        data = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane)
+        data = tensor_maps.load_bytes(c, addresses, unit_bytes, instruction, lane=lane)
     else:
-        data = np.empty(len(addresses), UNIT_DTYPES[unit])
-        data[:] = tensor_map.fill_unit(tensor, unit).view(UNIT_DTYPES[unit])[0]
+        data = np.empty(len(addresses), UNIT_DTYPES[unit_bytes])
+        data[:] = tensor_map.fill_unit(tensor, unit_bytes).view(UNIT_DTYPES[unit_bytes])[0]
         if tile.inside.any():
-            data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
+            data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit_bytes, instruction, lane=lane)
     if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
         words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
-        data = tensor_map.loaded(words, tensor.element).view(UNIT_DTYPES[unit])
+        data = tensor_map.loaded(words, tensor.element).view(UNIT_DTYPES[unit_bytes])
     return np.asarray(data)
 
 
@@ -162,8 +162,8 @@ def tensor_store(
         slot, offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
         tile = _tile(box, [value_of(coordinate, lane) for coordinate in coordinates], offset, instruction)
         _check_room(group, offset, box.box_bytes, instruction)
-        base = slot * group.shared_size
-        _start_store(c, lane, base + offset, tile, base, box, operation, instruction)
+        shared_base = slot * group.shared_size
+        _start_store(c, lane, shared_base + offset, tile, shared_base, box, operation, instruction)
 
 
 def _start_store(
@@ -179,9 +179,9 @@ def _start_store(
     group, unit = c.group, tile.unit_bytes
     if operation is not None and tensor.element not in tensor_map.REDUCIBLE_TYPES[operation]:
         raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
-    race_mark = None
+    race_record = None
     if group.run.observer is not None:
-        race_mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+        race_record = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
     addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
         addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
@@ -202,7 +202,7 @@ def _start_store(
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=race_mark), int(c.lanes[lane]))
+    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=race_record), int(c.lanes[lane]))
 
 
 def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
@@ -226,8 +226,8 @@ def bulk_load(
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for receiver in _destinations(group, slot, barrier_slot, mask, instruction):
-            start, barrier_offset = receiver * group.shared_size + offset, receiver * group.shared_size + mbar_pos
+        for target_cta in _destinations(group, slot, barrier_slot, mask, instruction):
+            start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_pos
             _start_load(c, lane, start, count, 16, _chunks(start, count), read_data, barrier_offset, instruction)
 
 
@@ -251,7 +251,7 @@ def bulk_store(
 
 
 class _Flat(NamedTuple):
-    """Holds the fields of a tensor map that a store needs.  Used for copies that have no tensor map."""
+    """Holds the fields that a store needs from a tensor map, for copies that have no tensor map."""
 
     element: str
     box_bytes: int

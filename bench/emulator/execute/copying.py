@@ -60,10 +60,10 @@ def _check_pieces(
     if (max_bytes := int(counts.max())) > size:
         message = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
         raise Fault(message, instruction, lane_of(c, counts, max_bytes, lanes))
-    misaligned = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
-    if len(misaligned):
-        message = f"address 0x{int(misaligned[0]):x} is not a multiple of {size} bytes"
-        raise Fault(message, instruction, lane_of(c, sources, misaligned[0], lanes))
+    misaligned_sources = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
+    if len(misaligned_sources):
+        message = f"address 0x{int(misaligned_sources[0]):x} is not a multiple of {size} bytes"
+        raise Fault(message, instruction, lane_of(c, sources, misaligned_sources[0], lanes))
 
 
 def _read_some(
@@ -74,13 +74,13 @@ def _read_some(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> npt.NDArray[Any]:
-    is_full = counts == size
-    if is_full.all():
+    is_full_copy = counts == size
+    if is_full_copy.all():
         return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
     units = np.zeros(len(sources), UNIT_DTYPES[size])
-    if is_full.any():
-        units[is_full] = load_located(c, sources[is_full], size, lanes[is_full], instruction, copy=True)
-    for index in np.flatnonzero(~is_full & (counts > 0)):
+    if is_full_copy.any():
+        units[is_full_copy] = load_located(c, sources[is_full_copy], size, lanes[is_full_copy], instruction, copy=True)
+    for index in np.flatnonzero(~is_full_copy & (counts > 0)):
         # This goes byte by byte, because a part of a copy may have any length.
         count = int(counts[index])
         unit_bytes = np.zeros(size, np.uint8)
@@ -105,7 +105,7 @@ def wait(c: LaneContext, newest: int | None) -> None:
 
 
 def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
-    """Runs `cp.async.mbarrier.arrive`: the lanes arrive at an mbarrier when their earlier copies are complete."""
+    """Runs `cp.async.mbarrier.arrive`: the lanes arrive at an mbarrier when their earlier `cp.async` are complete."""
     mbarriers = waiting_of(c.group).mbarriers
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:

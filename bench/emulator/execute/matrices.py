@@ -206,8 +206,8 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
     # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
         idle_keys = (key for key, chain in group.accumulators.items() if not any(chain.in_flight))
-        if (oldest := next(idle_keys, None)) is not None:
-            del group.accumulators[oldest]
+        if (oldest_key := next(idle_keys, None)) is not None:
+            del group.accumulators[oldest_key]
     group.accumulators[id(buffer)] = chain_state
     return chain_state
 
@@ -274,7 +274,7 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
         for group_items in warpgroup.groups[:done_count]:
             for accumulators, index in group_items:
                 accumulators.settle(index)
-        marks = [mark for mark in warpgroup.marks[:done_count] if mark is not None]
+        marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
         warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
         if marks and c.group.run.observer is not None:
             c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == number]), marks)

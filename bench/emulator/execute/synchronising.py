@@ -26,7 +26,7 @@ def _split(c: LaneContext, keys: Any) -> int:
 
 
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
-    """Returns the number and the thread count of the lanes' barrier, or `SPLIT` if the lanes name several barriers."""
+    """Returns the number and the thread count of the lanes' barrier, or `SPLIT` if the lanes must be split first."""
     for value in (number, count):
         if value is not None and _common(value) is None:
             return _split(c, value)
@@ -125,8 +125,8 @@ def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
     """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    The result is None if no lane may continue; then all lanes wait.  If only some lanes may continue, the other lanes
-    get False, as after a time-out."""
+    Returns None if all lanes must wait; only `try_wait` waits.  Otherwise the lanes with an unfinished phase get False,
+    as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []
@@ -153,7 +153,7 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-    """Groups the lanes by the parity of their awaited phase.  Returns a list of pairs `(parity, lanes)`.
+    """Groups the lanes by the parity of the phase that they wait for.  Returns a list of pairs `(parity, lanes)`.
 
     `state` is a parity or a phase number.  Only its lowest bit counts, because Triton passes -1 for 1.
     """

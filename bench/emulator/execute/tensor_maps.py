@@ -135,7 +135,7 @@ def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
 
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
-    """Yields one lane for each pair of a warp and an address that the warp uses."""
+    """Yields one lane per warp and address.  Several lanes of a warp may have the same address."""
     seen_keys: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
         key = int(c.warps[lane]), value_of(addresses, lane)

@@ -22,13 +22,13 @@ def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[A
     """Reshapes a value with one element per lane to `[warps, 32]`.  Missing lanes are filled with the byte `absent`.
 
     Also returns the index of each lane in this array, or None if all warps are complete and in order."""
-    vector = c.vector(value)
+    lane_values = c.vector(value)
     lane_index = _places(c)
     if lane_index is None:
-        return vector.reshape(-1, WARP), None
+        return lane_values.reshape(-1, WARP), None
     count = (int(lane_index.max()) // WARP + 1) * WARP
-    padded_values = np.full(count * vector.itemsize, absent, np.uint8).view(vector.dtype)
-    padded_values[lane_index] = vector
+    padded_values = np.full(count * lane_values.itemsize, absent, np.uint8).view(lane_values.dtype)
+    padded_values[lane_index] = lane_values
     return padded_values.reshape(-1, WARP), lane_index
 
 
@@ -78,7 +78,7 @@ def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, 
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """Runs `shfl.sync`: returns another lane's value (invalid if it does not run), and whether it is in range."""
+    """Runs `shfl.sync`: returns the values of the source lanes, and whether each source lane is in range."""
     is_uniform = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -132,8 +132,8 @@ def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any
     if mode == "ballot":
         return _spread(_bits(true_lanes), lane_index)
     count, total = true_lanes.sum(axis=1), members.sum(axis=1)
-    votes = {"any": count > 0, "all": count == total, "uni": (count == total) | (count == 0)}[mode]
-    return _spread(votes, lane_index)
+    vote_results = {"any": count > 0, "all": count == total, "uni": (count == total) | (count == 0)}[mode]
+    return _spread(vote_results, lane_index)
 
 
 def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
@@ -161,8 +161,8 @@ def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any,
     if mode == "any":
         return _back(lane_bits, lane_index), None
     member_bits = _bits(members)
-    all_agree = ((lane_bits == member_bits[:, None]) | ~members).all(axis=1)
-    return _spread(np.where(all_agree, member_bits, np.uint32(0)), lane_index), _spread(all_agree, lane_index)
+    is_equal = ((lane_bits == member_bits[:, None]) | ~members).all(axis=1)
+    return _spread(np.where(is_equal, member_bits, np.uint32(0)), lane_index), _spread(is_equal, lane_index)
 
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
@@ -186,9 +186,9 @@ def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:
 
 def _elect(c: LaneContext, mask: np.uint32) -> tuple[Any, Any]:
     members = _members(c, mask, None)
-    leader = members.argmax(axis=1)
-    is_leader = np.arange(WARP) == leader[:, None]
-    return _spread(leader.astype(np.uint32), _places(c)), _back(is_leader, _places(c))
+    leader_lane = members.argmax(axis=1)
+    is_leader = np.arange(WARP) == leader_lane[:, None]
+    return _spread(leader_lane.astype(np.uint32), _places(c)), _back(is_leader, _places(c))
 
 
 def active_mask(c: LaneContext) -> Any:

@@ -36,36 +36,36 @@ _SPACES = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WIN
 
 def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
     """Loads `count` values of `width` bytes for each lane in `mask` (None means all lanes).  Other lanes get 0."""
-    active = _active(mask, c.size)
-    if active is not None and not len(active):
+    active_lanes = _active(mask, c.size)
+    if active_lanes is not None and not len(active_lanes):
         return (_UNSIGNED_DTYPES[width](0),) * count
-    lane_addresses = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
-    units = _LOADS[space](c, lane_addresses, width * count, active, instruction)
+    lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[active_lanes]
+    units = _LOADS[space](c, lane_addresses, width * count, active_lanes, instruction)
     values = _unpacked(units, width, count)
-    if active is None:
+    if active_lanes is None:
         return values
-    return tuple(_scattered(value, active, c.size) for value in values)
+    return tuple(_scattered(value, active_lanes, c.size) for value in values)
 
 
 def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
     """Stores the `values` of each lane in `mask` at consecutive addresses.  Each value has `width` bytes."""
-    active = _active(mask, c.size)
-    if active is not None:
-        if not len(active):
+    active_lanes = _active(mask, c.size)
+    if active_lanes is not None:
+        if not len(active_lanes):
             return
-        addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
-        values = tuple(value if isinstance(value, np.generic) else value[active] for value in values)
-    lane_count = c.size if active is None else len(active)
+        addresses = addresses if isinstance(addresses, np.generic) else addresses[active_lanes]
+        values = tuple(value if isinstance(value, np.generic) else value[active_lanes] for value in values)
+    lane_count = c.size if active_lanes is None else len(active_lanes)
     c.group.run.changes += 1
-    _STORES[space](c, addresses, _packed(values, width, lane_count), width * len(values), active, instruction)
+    _STORES[space](c, addresses, _packed(values, width, lane_count), width * len(values), active_lanes, instruction)
 
 
 def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
     """Returns the indices of the lanes that `mask` selects, or None if it selects all lanes."""
     if mask is None or isinstance(mask, np.bool_):
         return None if mask is None or mask else np.empty(0, np.int64)
-    active = np.flatnonzero(mask)
-    return None if len(active) == size else active
+    active_lanes = np.flatnonzero(mask)
+    return None if len(active_lanes) == size else active_lanes
 
 
 def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
@@ -123,7 +123,7 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
 
 
 def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
-    """Returns whether an instruction may access another CTA's memory.  With plain `.shared` it may not."""
+    """Returns whether an instruction may access another CTA's memory.  An opcode with plain `.shared` may not."""
     opcode = c.group.program.kernel.instructions[instruction].opcode
     return "shared::cluster" in opcode or ".shared" not in opcode
 
@@ -162,9 +162,9 @@ def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> 
     """Raises `Fault` on a read of shared memory that was never written."""
     written_flags = c.group.written
     assert written_flags is not None
-    flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
-    if not flags.all():
-        address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~flags)[0]) // size]) % c.group.shared_size
+    unit_flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
+    if not unit_flags.all():
+        address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~unit_flags)[0]) // size]) % c.group.shared_size
         raise Fault(f"a read of shared memory at 0x{address:x}, which nobody has written", instruction)
 
 
@@ -212,9 +212,9 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     index, written_flags = offsets >> SHIFT[size], c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
     if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        flags = written_flags.view(UNIT_DTYPES[size]).take(index).view(np.bool_)
-        if not flags.all():
-            first_bad_lane = int(np.flatnonzero(~flags)[0]) // size
+        unit_flags = written_flags.view(UNIT_DTYPES[size]).take(index).view(np.bool_)
+        if not unit_flags.all():
+            first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
             lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
             address = int(offsets[first_bad_lane]) % c.group.run.local_size
             raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)

@@ -32,16 +32,16 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Records the warps that leave a barrier of all threads.  Records a fault if a warp that left the barrier earlier
+    """Records that `warps` leave a barrier of all threads.  Records a fault if a warp that left this barrier earlier
     has ended.
 
-    PTX does not wait for a thread that has ended (`exit`), so the barrier no longer orders this thread's accesses. In
+    PTX does not wait for a thread that has ended (`exit`), so the barrier no longer orders this thread's accesses.  In
     CUDA C++ a barrier is undefined if a running thread skips it.  `together` is the number of lanes of the barrier.
     `gone` marks the lanes that the barrier no longer waits for.
     """
-    met_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
-    met_warps[warps] = True
-    ended_warps = np.flatnonzero(met_warps & gone.reshape(-1, 32).all(axis=1))
+    passed_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
+    passed_warps[warps] = True
+    ended_warps = np.flatnonzero(passed_warps & gone.reshape(-1, 32).all(axis=1))
     if np.isin(ended_warps // (together // 32), warps // (together // 32)).any():
         group.run.uneven_barriers[instruction] = None
 
@@ -67,7 +67,7 @@ class _BarrierState:
 
 
 class Barriers:
-    """Holds the barriers of the CTAs that run at once, by CTA and barrier number."""
+    """Holds the barriers of the CTAs that run together, by CTA and barrier number."""
 
     def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
         self._group = group
@@ -93,8 +93,8 @@ class Barriers:
         """Arrives at a barrier and waits.  Returns the number of the next instruction, or `PARKED` if the lanes must
         wait.
 
-        `vote` is for `bar.red`.  It has each lane's predicate, and a function that gets `(true_count, lane_count)` and
-        sets the result."""
+        `vote` is for `bar.red`: a pair of each lane's predicate and a function.  The function gets `(true_count,
+        lane_count)` and sets the result."""
         group = self._group
         if vote is not None:
             if context.slot is None:
@@ -122,7 +122,7 @@ class Barriers:
     def too_many(
         self, context: LaneContext, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Returns a mask of the lanes that are too many for the barrier's current phase, or None if none are.
+        """Returns a mask of the lanes that do not fit into the barrier's current phase, or None if all lanes fit.
 
         These lanes begin the next phase.  Raises `Fault` on an invalid barrier number or thread count."""
         if not 0 <= number < BARRIERS:
@@ -188,8 +188,8 @@ class Barriers:
     def _complete(self, slot: int, state: _BarrierState) -> bool:
         threads = state.threads
         if threads is None:
-            first = slot * self._group.lanes_per_cta
-            live_warps = self._group.alive[first : first + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
+            lane_0 = slot * self._group.lanes_per_cta
+            live_warps = self._group.alive[lane_0 : lane_0 + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
             threads = 32 * int(np.count_nonzero(live_warps))
         return state.arrived >= threads > 0
 
@@ -199,8 +199,8 @@ class Barriers:
             for warps, instruction in state.met:
                 _meet(group, warps, instruction, group.lanes_per_cta, ~group.alive)
         del self._states[(slot, number)]
-        for settle in state.settlers:
-            settle(state.votes, state.voters)
+        for set_result in state.settlers:
+            set_result(state.votes, state.voters)
         waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
         if group.races is not None:
             warps = np.unique(waiters % group.race_warps)
@@ -284,15 +284,15 @@ class ClusterBarrier:
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
         """Returns the warps of `context` for each slot of the race detector.  A slot is a CTA, or a whole cluster."""
-        warps, per_slot = np.unique(context.warps), self._group.race_warps
-        return [(int(slot), warps[warps // per_slot == slot] % per_slot) for slot in np.unique(warps // per_slot)]
+        warps, slot_warps = np.unique(context.warps), self._group.race_warps
+        return [(int(slot), warps[warps // slot_warps == slot] % slot_warps) for slot in np.unique(warps // slot_warps)]
 
     def recheck(self) -> bool:
         """Resumes lanes if all threads have arrived.  Returns whether it resumed any lanes."""
         alive_lanes = self._group.alive
-        phase = int(self._arrived[alive_lanes].min()) if alive_lanes.any() else self._phase
-        if phase > self._phase:
-            self._phase = phase
+        min_arrivals = int(self._arrived[alive_lanes].min()) if alive_lanes.any() else self._phase
+        if min_arrivals > self._phase:
+            self._phase = min_arrivals
             if self._group.races is not None:  # waiting contexts learn what was released up to now
                 for slot in range(self._group.races.slots):
                     self._group.races.complete(slot, _CLUSTER_KEY)
@@ -325,9 +325,9 @@ class Registers:
         if self._at_launch is None:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
-        current = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
-        if (increase and count < current) or (not increase and count > current):
-            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {current} to {count} registers", instruction)
+        old_count = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
+        if (increase and count < old_count) or (not increase and count > old_count):
+            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {old_count} to {count} registers", instruction)
         self._of_warp[warps] = count
         self._last = instruction
         warps_per_cta = self._group.lanes_per_cta // 32

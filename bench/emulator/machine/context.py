@@ -1,6 +1,6 @@
 """Defines a context: lanes that run together, with their next instruction and their registers.
 
-A lane is a thread.  Lanes are numbered across all CTAs that run at once, and each CTA is padded to whole warps.
+A lane is a thread.  Lanes are numbered across all CTAs that run together, and each CTA is padded to whole warps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain`: 128 if all warpgroups are complete, 32 if all warps are, else 1.  Ignores ended lanes."""
+        """Sets `grain` to 128 for complete warpgroups, 32 for complete warps, else to 1.  Ignores ended lanes."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -110,14 +110,14 @@ class LaneContext:
         return LaneContext(self.group, self.lanes[picked_lanes], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Records a load or atomic that may poll memory.  If the lanes repeat it, other lanes run next."""
+        """Records a load or atomic that may poll memory.  If the same lanes repeat it, other lanes run next."""
         access_key = instruction, addresses.tobytes()
         if self._polled == access_key:
             self.steps += 1
         self._polled = access_key
 
     def repeats(self) -> bool:
-        """Returns whether the lanes' state equals an earlier state.  Then only a store by others can end their loop."""
+        """Returns whether the lanes repeat an earlier state.  Then only a store by other lanes can end their loop."""
         change_count = self.group.run.changes
         if change_count != self._changes or len(self._seen) > MAX_SEEN_STATES:
             self._seen.clear()
@@ -135,7 +135,7 @@ class LaneContext:
 
     @property
     def pattern(self) -> bytes:
-        """Returns the lane numbers as bytes, relative to the first warp.  Empty if complete warps are in sequence."""
+        """Returns the lane numbers as bytes, relative to the first warp.  Empty if they are 0, 1, 2, and so on."""
         if self._pattern is None:
             first_lane = int(self.lanes[0])
             is_contiguous = not first_lane & 31 and int(self.lanes[-1]) - first_lane + 1 == self.size
@@ -182,7 +182,7 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Writes finished accumulators before they are copied, because an unfinished wgmma does not write the copies."""
+    """Fills the registers of unfinished wgmmas before they are copied, because a wait does not fill the copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
         for index in range(len(chain.matrices)):
             chain.fill(index)

@@ -131,8 +131,8 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     """Returns the number of wavefronts of an access, and the minimum for an access of the same size.
 
     A wavefront is one pass through shared memory.  In one pass, each bank delivers one word, to any number of lanes.
-    With 8 or 16 bytes per lane, each half or quarter of the warp is served separately (CUDA C++ programming guide,
-    "Shared Memory")."""
+    With 8 bytes per lane, each half of the warp is served separately; with 16 bytes, each quarter (CUDA C++ programming
+    guide, "Shared Memory")."""
     words_per_lane = max(1, size // BANK_BYTES)
     lane_phases = lanes.astype(np.int64) // (32 // words_per_lane)
     lane_phases -= lane_phases[0]
@@ -141,8 +141,8 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     word_span = int(lane_words.max() - low) + 1
     # The distinct words that each phase needs.
     distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - low)).ravel())
-    phases, word_offsets = np.divmod(distinct_words, word_span)
-    passes = np.bincount(phases * BANKS + (word_offsets + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
+    phase_ids, word_offsets = np.divmod(distinct_words, word_span)
+    passes = np.bincount(phase_ids * BANKS + (word_offsets + low) % BANKS, minlength=(int(phase_ids[-1]) + 1) * BANKS)
     pass_counts = passes.reshape(-1, BANKS).max(axis=1)
     return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 

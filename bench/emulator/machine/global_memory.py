@@ -28,7 +28,7 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes from global memory.  With `copy`, the reader is an asynchronous copy, not the lanes.
+    """Loads units of `size` bytes from global memory.  With `copy`, an asynchronous copy reads them, not the lanes.
     With `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
     location = _located(c, addresses, size, active, instruction)
     if location is None:

@@ -97,7 +97,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the time limit for the next CTA to end.  More batches get more time, because they run in turn."""
+    """Sets the time limit for the next CTA to end.  With more batches the limit is longer, because they take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
 
 

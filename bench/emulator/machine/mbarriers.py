@@ -33,7 +33,7 @@ class _State:
 
 
 class MBarriers:
-    """Holds the mbarriers of the CTAs that run at once."""
+    """Holds the mbarriers of the CTAs that run together."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
@@ -158,8 +158,8 @@ class MBarriers:
             tell(races, int(slot), np.unique(warps[warps // warps_per_slot == slot]) - int(slot) * warps_per_slot)
 
     def _made(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, what: str) -> None:
-        report = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
-        self._watch(context, report, lanes)
+        report_race = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
+        self._watch(context, report_race, lanes)
 
     def _use(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), lanes)

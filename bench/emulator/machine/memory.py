@@ -113,8 +113,8 @@ class GlobalMemory:
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """Returns the allocation that holds all `addresses`, and their indices in its view with units of `width` bytes.
 
-        Returns None if several allocations hold them.  Raises `BadAccess` on an address that is misaligned or in no
-        allocation."""
+        Returns None if the addresses lie in several allocations.  Raises `BadAccess` on an address that is misaligned
+        or in no allocation."""
         first_address = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         allocation = self.find(first_address)
         if allocation is None:

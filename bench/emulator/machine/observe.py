@@ -152,8 +152,8 @@ class Observer:
     def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
         """Reports `wgmma.wait_group` for finished wgmma groups."""
         if group.races is not None:
-            for race_mark in marks:
-                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, race_mark)
+            for race_record in marks:
+                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, race_record)
 
     def load_begins(
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
@@ -195,11 +195,11 @@ class Observer:
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
         """Reports `cp.async.bulk.wait_group`.  `done` lists the finished copies, each with the lane that issued it."""
-        for lane, race_mark in done:
-            if race_mark is not None and group.races is not None:
+        for lane, race_record in done:
+            if race_record is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
                 slot, warp = divmod(lane // 32, group.race_warps)
-                group.races.acquire_async(slot, np.array([warp]), race_mark)
+                group.races.acquire_async(slot, np.array([warp]), race_record)
 
     # Global memory
 
@@ -267,8 +267,8 @@ class Observer:
 
     def _within_cta(self, instruction: int) -> bool:
         """Returns whether the instruction's scope is the CTA.  Then it does not synchronise with other CTAs."""
-        parts = self._kernel.instructions[instruction].parts
-        return "cta" in parts or ("cluster" in parts and not self._has_clusters)
+        opcode_parts = self._kernel.instructions[instruction].parts
+        return "cta" in opcode_parts or ("cluster" in opcode_parts and not self._has_clusters)
 
     def _is_near(self, instruction: int) -> bool:
         """Returns whether the instruction's scope is the cluster, not the whole device."""
@@ -276,11 +276,11 @@ class Observer:
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
         assert self.global_races is not None
-        releases, acquires = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
-        in_cluster = self._is_near(instruction)
+        has_release, has_acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
+        is_cluster_scope = self._is_near(instruction)
         # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
         for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
-            self.global_races.synchronise(actor, address, releases, acquires, stores, in_cluster)
+            self.global_races.synchronise(actor, address, has_release, has_acquire, stores, is_cluster_scope)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Reports that lanes do an atomic operation on global memory."""

@@ -1,4 +1,4 @@
-"""Describes one launch in the emulator: its inputs, the CTAs that run at once, and the observations."""
+"""Describes one launch in the emulator: its inputs, the CTAs that run together, and the observations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Lanes = npt.NDArray[np.int64]
 
 
 def most_seconds() -> float:
-    """Reads a CTA's time limit in processor seconds from the environment.  Raises `ValueError` if it is no number."""
+    """Reads a CTA's limit in processor seconds from the environment.  Raises `ValueError` if it is not a number."""
     limit_text = os.environ.get(SECONDS, MOST_SECONDS)
     if not re.fullmatch(r"\d+\.?\d*", limit_text):
         raise ValueError(f"{SECONDS}: expected a number of seconds, got {limit_text!r}")
@@ -41,7 +41,7 @@ def most_seconds() -> float:
 
 
 class EmulationError(RuntimeError):
-    """Raised if the kernel broke a rule of the GPU, even one that a GPU does not check.  Names the source line."""
+    """Raised if the kernel broke a rule of the GPU, even a rule that a GPU does not check.  Names the source line."""
 
 
 class Fault(Exception):
@@ -159,7 +159,7 @@ class Run:
 
 
 class CtaGroup:
-    """Holds CTAs that run at once: a cluster, or CTAs that share no memory.  `ctas` are their numbers in the grid."""
+    """Holds CTAs that run together: a cluster, or CTAs that share no memory.  `ctas` are their numbers in the grid."""
 
     def __init__(self, run: Run, ctas: list[int]):
         self.run = run
@@ -236,7 +236,7 @@ class CtaGroup:
             self._specials.pop(key, None)
 
     def time(self, name: str) -> Any:
-        """Returns a clock that counts basic blocks.  A kernel may only rely on a growing value."""
+        """Returns the number of basic blocks that have run, as a clock.  Kernels may rely only on its growth."""
         value = self.run.steps
         return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 

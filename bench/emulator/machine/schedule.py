@@ -44,8 +44,8 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
     for warp in np.unique(context.warps):
         start = int(warp) * 32
         present_lanes = context.lanes[context.warps == warp]
-        bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        required_lanes = {start + bit for bit in range(32) if bits >> bit & 1 and group.alive[start + bit]}
+        mask_bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
+        required_lanes = {start + bit for bit in range(32) if mask_bits >> bit & 1 and group.alive[start + bit]}
         if not required_lanes <= set(map(int, present_lanes)):
             return False
     return True
@@ -64,7 +64,7 @@ def member_mask(context: LaneContext, instruction: Instruction) -> Any:
 
 
 class Schedule:
-    """Schedules the lanes of the CTAs that run at once."""
+    """Schedules the lanes of the CTAs that run together."""
 
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
@@ -154,12 +154,12 @@ class Schedule:
         return self.ready.pop(best_index)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Draws random lanes.  Prefers the part of a warp with the lowest instruction, so that parts meet."""
+        """Picks a random group of lanes.  In a split warp, prefers the part that is behind, so that parts meet."""
         context = self.ready[draws.randrange(len(self.ready))]
         if context.grain == 1 and draws.random() < MEET_PROBABILITY:
-            peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
-            context = min(peers, key=lambda other: (other.steps, other.place))
-            same_place = [other for other in peers if (other.steps, other.place) == (context.steps, context.place)]
+            warp_peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
+            context = min(warp_peers, key=lambda other: (other.steps, other.place))
+            same_place = [other for other in warp_peers if (other.steps, other.place) == (context.steps, context.place)]
             if len(same_place) > 1 and self._joinable(same_place[0], same_place[1]):
                 self.ready = [other for other in self.ready if other not in same_place]
                 joined_context = merged(same_place)
@@ -205,24 +205,24 @@ class Schedule:
         run = self.group.run
         run.count(start, context.grain, context.size)
         try:
-            following = program.function(start, context.grain)(context, context.registers)
+            next_place = program.function(start, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
-        if following >= program.size:
+        if next_place >= program.size:
             self._end(context)
             return False
-        if following >= 0:
-            context.place = following
+        if next_place >= 0:
+            context.place = next_place
             return True
-        if following == SPLIT:
+        if next_place == SPLIT:
             for child in context.children:
                 child.steps = context.steps
             self.ready += [child for child in context.children if child.place < program.size]
             for child in context.children:
                 if child.place >= program.size:
                     self._end(child)
-        elif following != PARKED:
-            raise AssertionError(f"a block returned {following}")
+        elif next_place != PARKED:
+            raise AssertionError(f"a block returned {next_place}")
         return False
 
     def _end(self, context: LaneContext) -> None:
@@ -232,7 +232,7 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins groups of lanes that wait at instruction `place` (None: at any).  Returns whether any can continue."""
+        """Joins groups of lanes that wait at instruction `place`, or at any.  Returns whether any can continue."""
         has_resumed = False
         positions = {context.place for context in self.meeting} if place is None else {place}
         for position in positions:
@@ -249,7 +249,7 @@ class Schedule:
         return has_resumed
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Returns lists of contexts (groups of lanes).  Each list has the lanes of one warp or warpgroup."""
+        """Returns lists of contexts (groups of lanes).  Contexts of the same warp or warpgroup share a list."""
         context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
@@ -277,12 +277,12 @@ class Schedule:
     def describe(self) -> list[str]:
         """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
         running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
-        waits = [(context, "polling" if context.spins else "running", position) for context, position in running]
+        states = [(context, "polling" if context.spins else "running", position) for context, position in running]
         wait_text = "waiting for the rest of its warp or warpgroup"
-        waits += [(context, wait_text, context.place) for context in self.meeting]
-        waits += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
+        states += [(context, wait_text, context.place) for context in self.meeting]
+        states += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
         instructions = self.program.kernel.instructions
-        return [f"{describe(context)}: {text} at {instructions[number].describe()}" for context, text, number in waits]
+        return [f"{describe(context)}: {text} at {instructions[number].describe()}" for context, text, number in states]
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:

@@ -56,7 +56,7 @@ class Copies:
 
 
 class Transfers:
-    """Holds the unfinished copies of the CTAs that run at once."""
+    """Holds the unfinished copies of the CTAs that run together."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
@@ -119,8 +119,8 @@ class Transfers:
         for lane, bulk in self._bulk.items():
             if lane in lanes:
                 done_count = max(0, len(bulk.groups) - newest)
-                for transfers in bulk.groups[bulk.read if only_reads else 0 : done_count]:
-                    finished_copies += transfers
+                for group_transfers in bulk.groups[bulk.read if only_reads else 0 : done_count]:
+                    finished_copies += group_transfers
                 if only_reads:
                     bulk.read = max(bulk.read, done_count)
                 else:
@@ -163,8 +163,8 @@ class Transfers:
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns a limit for each lane: its copy groups with lower numbers must finish.  `lanes` get `limit`, or
-        infinity if `limit` is None.  Other lanes get -1."""
+        """Returns a limit for each lane.  Copy groups of the lane with numbers below the limit must finish.  `lanes`
+        get `limit`, or infinity if `limit` is None.  Other lanes get -1."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits

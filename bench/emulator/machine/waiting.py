@@ -20,7 +20,7 @@ def waiting_of(group: CtaGroup) -> Waiting:
 
 
 class Waiting:
-    """Holds the barriers, mbarriers and transfers of the CTAs that run at once."""
+    """Holds the barriers, mbarriers and transfers of the CTAs that run together."""
 
     def __init__(self, group: CtaGroup, resume: Resume):
         self._resume = resume
@@ -57,7 +57,7 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """Checks the barriers again after threads have ended: a barrier for all threads no longer waits for them."""
+        """Checks the barriers again after threads have ended: a barrier of all threads no longer needs them."""
         self.barriers.recheck()
         self.clusters.recheck()
 

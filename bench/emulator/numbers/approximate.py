@@ -27,7 +27,7 @@ def ex2(a: Value, ftz: bool = False) -> Value:
 
 
 def lg2(a: Value, ftz: bool = False) -> Value:
-    """Returns `log2(a)`; NaN if `a < 0`.  The hardware's error is 2**-22: absolute in (0.5, 2), relative elsewhere."""
+    """Returns `log2(a)`; NaN if `a < 0`.  The hardware's error is 2**-22: absolute for `0.5 < a < 2`, else relative."""
     return _through(np.log2, a, ftz)
 
 
@@ -66,7 +66,7 @@ def sqrt(a: Value, ftz: bool = False) -> Value:
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
     """Returns `a / b`, as `div.approx`.  The hardware's error is at most 2 ulp if `abs(b)` is in [2**-126, 2**126].
 
-    As on the hardware, a larger `b` gives a zero with the quotient's sign, or NaN if `a` is infinite."""
+    As on the hardware, `abs(b)` above 2**126 gives a zero with the quotient's sign, or NaN if `a` is infinite."""
     if ftz:
         a, b = flush(a), flush(b)
     quotient = a / b
@@ -96,7 +96,7 @@ def rsqrt_ftz_f64(a: Value) -> Value:
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """Returns `1 / sqrt(a)` in float64 (`rsqrt.approx.f64`), rounded after both steps.  PTX states no error bound."""
+    """Returns `1 / sqrt(a)` (`rsqrt.approx.f64`).  Both steps round to float64.  PTX states no error bound."""
     return 1 / np.sqrt(a)
 
 

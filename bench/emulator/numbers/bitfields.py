@@ -50,11 +50,10 @@ _BYTE_NUMBER_MASK, _SIGN_FLAG = np.uint32(7), np.uint32(8)
 
 
 def bfe(a: Value, position: Value, length: Value) -> Value:
-    """Returns the `length` bits of `a` from bit `position` on (`bfe`).
+    """Returns a bit field: the `length` bits of `a` from bit `position` on (`bfe`).
 
-    The result is extended with zeros, or with the field's sign if `a` is signed.  Only the low 8 bits of `position` and
-    `length` count.  A field that extends past the highest bit takes its sign from that bit.  An empty field is 0.
-    """
+    The field is extended with zeros, or with its sign if `a` is signed.  Only the low 8 bits of `position` and `length`
+    count.  A field that extends past the highest bit takes its sign from that bit.  An empty field is 0."""
     word_dtype = UNSIGNED[a.itemsize]
     start, count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     if not is_signed(a):
@@ -62,8 +61,8 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     width = word_dtype.type(8 * a.itemsize)
     bits_above = width - np.minimum(start + count, width)
     dropped_bits = np.minimum(start + bits_above, width - word_dtype.type(1))
-    field = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
-    return pick(count == 0, a.dtype.type(0), field)
+    extracted_bits = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
+    return pick(count == 0, a.dtype.type(0), extracted_bits)
 
 
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
@@ -128,8 +127,8 @@ def brev(a: Value) -> Value:
 def fns(mask: Value, base: Value, offset: Value) -> Value:
     """Returns the uint32 position of the `abs(offset)`-th set bit of `mask`, counted from bit `base` on (`fns.b32`).
 
-    `offset` is int32: positive counts upward, negative downward, 0 tests only bit `base`.  Returns 0xffffffff if none.
-    """
+    `offset` is int32: positive counts upward, negative downward, 0 tests only bit `base`.  Returns 0xffffffff if no bit
+    fits."""
     mask, base, offset = unsigned(mask), unsigned(base), offset.view(np.int32)
     is_upward, is_at_base = offset > 0, offset == 0
     remaining_bits = np.abs(offset).astype(np.int64)
@@ -147,8 +146,8 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
 def bmsk(position: Value, width: Value, clamp: bool) -> Value:
     """Returns a uint32 with `width` bits set, from bit `position` on (`bmsk.b32`).
 
-    Without `clamp` (`.wrap`), `position` and `width` are taken modulo 32.  With `clamp`, a position of 32 or more gives
-    0.  With `clamp`, a width of 32 or more sets all bits from `position` up."""
+    Without `clamp` (`.wrap`), `position` and `width` are taken modulo 32.  With `clamp`, a `position` of 32 or more
+    gives 0, and a `width` of 32 or more sets all bits from `position` up."""
     if not clamp:
         position, width = position & np.uint32(31), width & np.uint32(31)
     return _ones(width) << position
@@ -157,23 +156,23 @@ def bmsk(position: Value, width: Value, clamp: bool) -> Value:
 def szext(a: Value, bits: Value, clamp: bool) -> Value:
     """Returns the low `bits` bits of a 32-bit integer (`szext`), extended by zeros, or by their sign if `a` is int32.
 
-    If `bits` is 0, the result is 0.  Without `clamp`, `bits` is taken modulo 32.  With `clamp`, 32 or more gives `a`.
-    """
+    If `bits` is 0, the result is 0.  Without `clamp`, `bits` is taken modulo 32.  With `clamp`, `bits` of 32 or more
+    returns `a`."""
     if not clamp:
         bits = bits & np.uint32(31)
     bits_above = _WORD_BITS - np.minimum(bits, _WORD_BITS)
     if not is_signed(a):
         return a & _ones(bits)
-    field = (unsigned(a) << bits_above).view(np.int32) >> np.minimum(bits_above, np.uint32(31)).view(np.int32)
-    return pick(bits == 0, np.int32(0), field)
+    extracted_bits = (unsigned(a) << bits_above).view(np.int32) >> np.minimum(bits_above, np.uint32(31)).view(np.int32)
+    return pick(bits == 0, np.int32(0), extracted_bits)
 
 
 @cache
 def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
     """Returns a function of words `a`, `b`, `c` that computes `lop3.b32` with at most five logic operations.
 
-    Bit `4 * a + 2 * b + c` of `table` is the result for bits `a`, `b`, `c`.  Raises `ValueError` on more than 8 bits.
-    """
+    Bit `4 * a + 2 * b + c` of `table` is the result for single bits `a`, `b`, `c`.  Raises `ValueError` if `table` has
+    more than 8 bits."""
     if not 0 <= table <= 255:
         raise ValueError(f"table: expected 0 to 255, got {table}")
     base_table = sum((table >> (2 * bit) & 1) << bit for bit in range(4))

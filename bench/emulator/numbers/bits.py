@@ -58,7 +58,7 @@ def is_signed(x: Value) -> bool:
 
 
 def pick(where: Value, first: Value, second: Value) -> Value:
-    """Selects per lane, like `np.where`: `first` if `where` is true, else `second`.  Scalars give a scalar."""
+    """Selects per lane, like `np.where`: `first` if `where` is true, else `second`.  Returns a scalar for scalars."""
     result: Value = np.where(where, first, second)
     return result[()]
 
@@ -76,12 +76,12 @@ def full(x: Value) -> bool:
 
 
 def parts(x: Value, dtype: Any) -> Value:
-    """Splits each element into k words of `dtype`, the lowest first.  The shape is `[n, k]`, for a scalar `[k]`."""
+    """Splits each element into k words of `dtype`, the lowest first.  The result is `[n, k]`, or `[k]` for a scalar."""
     return np.asarray(x)[..., None].view(dtype)
 
 
 def whole(x: Value, dtype: Any) -> Value:
-    """Joins the words of the last axis into whole elements of the wider `dtype`.  This is the inverse of `parts`."""
+    """Joins the words along the last axis into elements of the wider type `dtype`.  This is the inverse of `parts`."""
     return np.ascontiguousarray(x).view(dtype)[..., 0][()]
 
 
@@ -148,7 +148,7 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32 with round-to-odd.  A second rounding, to at most 22 bits, is then correct.
+    """Rounds a float64 to float32 with round-to-odd.  A second rounding, to at most 22 bits, then has no extra error.
 
     An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd")."""
@@ -163,9 +163,9 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, is then correct.
+    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then has no extra error.
 
-    An exact zero sum of operands with different signs is -0 for `rm`, and +0 for all other modes."""
+    If operands with different signs have the exact sum 0, the result is -0 for `rm`, and +0 for all other modes."""
     total = a + b
     b_virtual = total - a
     error = (a - (total - b_virtual)) + (b - b_virtual)

@@ -162,7 +162,8 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Calls `nearest` for rn.  Other modes call `exact` (float64), or round the float64 result of `wide` (float32)."""
+    """Computes an instruction in the mode `rounding`.  For rn, calls `nearest`.  For other modes, calls `exact` if the
+    operands are float64.  If they are float32, rounds the float64 result of `wide`."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -204,12 +205,12 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     total, total_error = _sum_and_error(product, high)
     result = total + odd_sum(low, total_error)
     size = np.abs(product)
-    is_safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
-    is_safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
-    if full(is_safe):
+    is_in_range = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
+    is_in_range &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
+    if full(is_in_range):
         # An exact zero takes the sign of the plain sum.
         return pick(result == 0, product + c, result)
-    return _redone(exact_fma, ~is_safe, pick(result == 0, product + c, result), a, b, c)
+    return _redone(exact_fma, ~is_in_range, pick(result == 0, product + c, result), a, b, c)
 
 
 def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
@@ -241,11 +242,11 @@ def _redone(function: Callable[..., float], where: Value, result: Value, *operan
 def fmin(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """Runs `min`.  If one operand is NaN, the result is the other operand.  -0 is less than +0.
+    """Runs `min`.  -0 is less than +0.  Without `nan`, the result is a NaN only if both operands are NaN.  With `nan`,
+    the result is the canonical NaN if either operand is NaN.
 
-    With `nan`, the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes.
-    `xorsign_abs` also compares magnitudes; the result's sign is then the exclusive or of the operands' signs.
-    """
+    `absolute` compares magnitudes.  `xorsign_abs` also compares magnitudes, and gives the result the exclusive or of
+    the operands' signs."""
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
 

@@ -2,12 +2,12 @@
 
 The source is PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  A code is the bits
 of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has float32's exponent and 10 bits of mantissa;
-a tf32 is stored as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.
-The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
+`encode` returns a tf32 as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is
+448.  The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
-`cvt` takes PTX's type names.  An integer is a NumPy integer of the same sign and width.  f32 and f64 are NumPy floats;
-f16 and bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a value is wider
-than its PTX type, `cvt` converts the low bits of the value.
+`cvt` takes PTX's type names.  Its values have these NumPy types: an integer has the same width, signed or unsigned as
+in PTX.  f32 is float32, and f64 is float64.  f16, bf16 and pairs of fp8 are bits in a uint16.  tf32 and all other
+packed pairs are bits in a uint32.  If a value is wider than its PTX type, `cvt` converts the low bits of the value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SMALL = ("f16", "bf16", "tf32")
 """The float types that are kept as raw bits."""
 _INTEGER_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
-_LOW_WORD = 0xFFFFFFFF
+_LOW_WORD_MASK = 0xFFFFFFFF
 _BELOW_TIE, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
@@ -187,7 +187,7 @@ def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
 
 @cache
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
-    """Returns the 8-bit codes of all float32 with 16 zero low bits, by the 16 high bits: uint8 `[65536]`."""
+    """Returns the 8-bit code of each float32 with 16 zero low bits, indexed by the 16 high bits: uint8 `[65536]`."""
     fmt = FORMATS[name]
     bits = np.arange(1 << 16, dtype=np.uint32) << _HALF_BITS
     x = np.abs(bits.view(np.float32))
@@ -219,8 +219,8 @@ def cvt(
 
     `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
     Without `rounding`, float results are rounded to nearest, and integer results toward zero.  For an integer result, a
-    float is clamped to the integer's range, and NaN becomes 0.  But if `source` is f64 or the integer has 64 bits, NaN
-    becomes the integer with only the highest bit set.  Raises `ValueError` on a type or mode that PTX does not have."""
+    float is clamped to the integer's range.  NaN then becomes the integer with only the highest bit set if `source` is
+    f64 or the integer has 64 bits, and 0 otherwise.  Raises `ValueError` on a type or mode that PTX does not have."""
     if source in INTEGER_DTYPES:
         value = _integer(x, INTEGER_DTYPES[source])
         if to in INTEGER_DTYPES:
@@ -344,7 +344,7 @@ def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
 
 def _words(x: Value) -> tuple[Value, Value]:
     """Splits a 64-bit integer into two exact float64 values.  Their sum is the integer."""
-    return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD)).astype(_F64)
+    return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD_MASK)).astype(_F64)
 
 
 def _to_float(

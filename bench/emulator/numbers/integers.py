@@ -13,7 +13,7 @@ import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
 
-_LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
+_LOW_WORD_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 _NO_CARRY = np.bool_(False)
 
 
@@ -37,9 +37,9 @@ def mul_hi(a: Value, b: Value) -> Value:
 
 def _upper_u64(a: Value, b: Value) -> Value:
     """Returns the upper 64 bits of the product of two uint64, from four products of their 32-bit halves."""
-    a_low, a_high, b_low, b_high = a & _LOW_WORD, a >> _WORD_BITS, b & _LOW_WORD, b >> _WORD_BITS
+    a_low, a_high, b_low, b_high = a & _LOW_WORD_MASK, a >> _WORD_BITS, b & _LOW_WORD_MASK, b >> _WORD_BITS
     middle_product = a_high * b_low + ((a_low * b_low) >> _WORD_BITS)
-    second_product = a_low * b_high + (middle_product & _LOW_WORD)
+    second_product = a_low * b_high + (middle_product & _LOW_WORD_MASK)
     return a_high * b_high + (middle_product >> _WORD_BITS) + (second_product >> _WORD_BITS)
 
 
@@ -49,7 +49,7 @@ def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
 
 
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
-    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns bits 31 to 0, or 47 to 16 with `high`."""
+    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns product bits 31 to 0 (`high`: 47 to 16)."""
     kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
     a, b = (((x << 8) >> 8).astype(kind) for x in (a, b))
     product = a * b
@@ -130,7 +130,7 @@ def shl(a: Value, count: Value) -> Value:
 
 
 def shr(a: Value, count: Value) -> Value:
-    """Runs `shr`: shifts right, and fills with 0 or with a signed integer's sign bit.  A large `count` is allowed."""
+    """Runs `shr`: shifts right, and fills with 0 or the sign bit of a signed integer.  `count` may exceed the width."""
     if is_signed(a) and a.itemsize == 4:
         # As int32 a count from 2**31 on is negative, which NumPy also treats as too large; int64 would cost two casts.
         return a >> count.view(np.int32)
@@ -138,10 +138,10 @@ def shr(a: Value, count: Value) -> Value:
 
 
 def shf(low: Value, high: Value, count: Value, left: bool, clamp: bool) -> Value:
-    """Runs `shf`: shifts a uint32 pair left and returns its upper word, or right and returns its lower word.
+    """Runs `shf`: shifts the 64-bit value of `high` and `low`.  With `left`, shifts left and returns the upper word.
+    Otherwise, shifts right and returns the lower word.
 
-    `count` is taken modulo 32 (`.wrap`).  With `clamp`, a `count` above 32 means 32.
-    """
+    With `clamp`, a `count` above 32 means 32.  Without it (`.wrap`), `count` is taken modulo 32."""
     count = np.minimum(count, np.uint32(32)) if clamp else count & np.uint32(31)
     opposite_count = np.uint32(32) - count
     return (high << count) | (low >> opposite_count) if left else (high << opposite_count) | (low >> count)
@@ -153,7 +153,7 @@ def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
 
 
 def dp2a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
-    """Runs `dp2a`: adds `c` to the dot product of both halves of `a` with two bytes of `b` (upper two if `high`)."""
+    """Runs `dp2a`: adds `c` to the dot product of both halves of `a` and two bytes of `b` (`high`: the upper two)."""
     b_bytes = _wide_parts(b, 1, b_signed)[..., 2:] if high else _wide_parts(b, 1, b_signed)[..., :2]
     return unsigned(c) + _dot(_wide_parts(a, 2, a_signed), b_bytes)
 
@@ -185,6 +185,6 @@ def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _NO_CARRY
     """Runs `mad.cc`, or `madc.cc` with a `carry`: adds `c` to the lower half of `a * b`, or to the upper half with
     `high`.
 
-    The upper half depends on the sign of the operands, so `a` and `b` keep their type."""
+    The upper half differs between signed and unsigned operands, so `a` and `b` keep their type."""
     product = mul_hi(a, b) if high else unsigned(a) * unsigned(b)
     return add_carry(product, c, carry)

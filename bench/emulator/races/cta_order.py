@@ -1,17 +1,17 @@
-"""Records the order between the CTAs of a grid as sets of epochs.  Few CTAs ever synchronise, so sets are enough.
+"""Records the order of the work of a grid's CTAs, as sets of epochs.  Few CTAs ever synchronise, so sets are enough.
 
-An epoch is the work of a CTA between two of its releases.  If the CTA's warps are distinguished, an epoch is the work
-of one warp between two ticks of the warp's clock.  Epochs are numbered over the grid in order of their start; 0 means
-no epoch.  A set of epochs is an integer with one bit per epoch.  An actor is a CTA, or a warp if warps are
-distinguished.  An actor's vector clock is the set of epochs that it knows: they are ordered before its next access.
+An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is the work of an actor between two
+of its releases; for a warp, between two ticks of its clock.  Epochs are numbered over the grid in order of their start;
+0 means no epoch.  A set of epochs is an integer with one bit per epoch.  An actor knows an epoch if the epoch is
+ordered before the actor's next access.
 
 CTAs synchronise through atomics, strong loads and strong stores on the same global address (PTX ISA 8.7, section
 "Memory Consistency Model").  A release is an access with .release, or an access after a fence.  An acquire is an access
 with .acquire, or an access before a fence.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
 .cluster scope (`near`) order only CTAs of one cluster, so their releases are stored separately.  A warp releases its
 own actions, and the actions of other warps of its CTA up to their last barrier.  Other warps learn of an acquire by a
-barrier too.  `attach` gives the vector clocks that record these barriers; CTAs of a cluster share them.  Without vector
-clocks, a whole CTA is one actor.
+barrier too.  `attach` takes the `VectorClocks` that record these barriers; CTAs of a cluster share them.  Without
+`VectorClocks`, a whole CTA is one actor.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _CLOSED_EPOCH = -1
 
 
 class _Log:
-    """Stores the sets of epochs that the warps of a CTA know, each with the clock value at which a warp learned it."""
+    """Stores the epochs (periods of work) that each warp of a CTA knows, with the clock value when it learned them."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """Records that `warp` knows the set `epochs` from the value `clock` of its clock on.  Clocks only grow."""
+        """Records that `warp` learns the set `epochs` when its clock is at `clock`.  `clock` never decreases."""
         epoch_sets = self._sets[warp]
         epoch_sets.append(epochs | (epoch_sets[-1] if epoch_sets else 0))
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """Returns the union of the sets that each warp knew before its limit.  `limits` has a clock value per warp."""
+        """Returns the union of sets that warps learned before their limits.  `limits` has a clock value per warp."""
         known_epochs = 0
         for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
             count = bisect_left(clocks, clock_limit)
@@ -60,7 +60,7 @@ _LogByCta = dict[int, _Log]
 
 
 class CtaOrder:
-    """Tracks the order between `ctas` CTAs of `warps` warps each.  `warps` of 1 tracks each CTA as a whole.
+    """Tracks the order of accesses between `ctas` CTAs of `warps` warps each.  With `warps` of 1, tracks whole CTAs.
 
     An actor is a warp of the grid with the number `cta * warps + warp`.  Raises `ValueError` if `ctas` or `warps` is
     below 1."""
@@ -98,15 +98,15 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with `clocks`: its warps are the warps `first`, `first + 1`, ... of `slot` from now on.
+        """Connects `cta` with vector clocks: its warps are the warps `first`, `first + 1`, ... of `slot` in `clocks`.
 
-        CTAs of a cluster share a slot.  All of them name the same CTA of the cluster as `leader`."""
+        CTAs of a cluster share a slot.  They all pass the same CTA of the cluster as `leader`."""
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Returns the current epochs of `actors` (n,).  An actor gets a new epoch after its clock advanced."""
+        """Returns the current epoch of each of `actors` (n,).  If an actor's epoch has ended, begins a new one."""
         if self._clocks:
             # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
@@ -157,9 +157,9 @@ class CtaOrder:
             self._since[actor] = _CLOSED_EPOCH
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """Returns the part of the set `epochs` that belongs to other CTAs and that `actor` does not know.
+        """Returns those of `epochs` that belong to other CTAs and are not ordered before the next access of `actor`.
 
-        Unknown epochs are not ordered before the actor's next access.  With `beyond`, only other clusters count."""
+        With `beyond`, considers only CTAs of other clusters."""
         cta = actor // self.warps
         other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
         return other_epochs and other_epochs & ~self._seen(self._known, actor)
@@ -201,5 +201,5 @@ class CtaOrder:
 
     def _seen(self, logs: _LogByCta, actor: int) -> int:
         cta = actor // self.warps
-        log = logs.get(self._leaders.get(cta, cta))
-        return 0 if log is None else log.seen_by(self._limits(actor))
+        cta_log = logs.get(self._leaders.get(cta, cta))
+        return 0 if cta_log is None else cta_log.seen_by(self._limits(actor))

@@ -45,7 +45,7 @@ class EpochSets:
         return set_numbers
 
     def joined(self, number: int, epoch: int) -> int:
-        """Returns the number of the set that holds `epoch` and all epochs of the set with the number `number`."""
+        """Adds `epoch` to the set with the number `number`.  Returns the number of the resulting set."""
         joined_number = self._joined.get((number, epoch))
         if joined_number is None:
             joined_number = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
@@ -59,14 +59,15 @@ class EpochSets:
 
 
 class Touched:
-    """Stores one kind of access per granule: the set of epochs since the last write, and the last such instruction."""
+    """Stores one kind of access.  Each granule has the set of epochs (periods of a CTA's work) that accessed it since
+    its last write, and the last instruction that accessed it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Int32Array, instruction: int, sets: EpochSets) -> None:
-        """Adds each lane's epoch (n,) to the sets of the granules `cells` (n, k) that the lane accesses."""
+        """Adds each lane's epoch, `epochs` (n,), to the sets of the granules that the lane accesses: `cells` (n, k)."""
         own_sets = sets.of_epochs(epochs)[:, None]
         self._touch()
         old_sets = self.sets.take(cells)
@@ -87,13 +88,13 @@ class Touched:
                 self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Int32Array, instruction: int) -> None:
-        """Gives new sets to the granules `cells` (n, k).  `numbers` (n,) holds the number of the set of each lane."""
+        """Replaces the sets of the granules `cells` (n, k).  `numbers` (n,) has each lane's new set as a number."""
         self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
 
     def clear(self, cells: Ints) -> None:
-        """Gives the empty set to the granules `cells`."""
+        """Empties the sets of the granules `cells`."""
         if not self.untouched:
             self.sets[cells] = 0
 
@@ -170,7 +171,7 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Records that lanes write.  The arguments up to `instruction` are those of `read`.
+        """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  `old` is a function that returns the earlier values; it is called only at a
         race.  With both arguments, a race is marked if the write leaves the value unchanged."""
@@ -192,7 +193,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Records an atomic operation of lanes, with the arguments of `read`.  Only a call of `synchronise` adds order.
+        """Records an atomic operation of lanes, with the arguments of `read`.  Only `synchronise` gives an order.
 
         An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
@@ -214,7 +215,7 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Returns the indices of the granules of each access: (n, k).  The indices count over all allocations."""
+        """Returns the indices of the k granules of each access: (n, k).  Granules are numbered over all allocations."""
         count = width >> self._shift or 1
         granule_offsets = self._spans.get(count)
         if granule_offsets is None:
@@ -235,9 +236,9 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports races of the current access with earlier accesses of `cells` by other CTAs, if nothing orders them.
+        """Reports a race for each earlier access of `cells` by another CTA that is not ordered before this access.
 
-        With `beyond`, only CTAs of other clusters are reported."""
+        With `beyond`, considers only CTAs of other clusters."""
         if touched.untouched:
             return
         set_numbers = touched.sets.take(cells)

@@ -11,7 +11,7 @@ VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "re
 
 @dataclass(slots=True)
 class Race:
-    """Describes two accesses to one address that nothing orders.  At least one access is a write."""
+    """Describes two accesses to one address without an order between them.  At least one access is a write."""
 
     space: str
     """The state space of the race: `shared` or `global`."""
@@ -38,7 +38,7 @@ class Race:
 
     @property
     def harmless(self) -> bool:
-        """Returns whether two CTAs, or one instruction, stored the same value twice.  Compilers generate both cases."""
+        """Returns whether two CTAs, or one instruction, stored the same value twice.  Compilers generate such code."""
         between_ctas = self.space == "global" and self.kind == "write-write"
         return self.same_value and (between_ctas or self.first == self.second)
 
@@ -71,7 +71,7 @@ class Findings:
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
-    """Describes `race` in a sentence.  `name_of_instruction` turns a number into text such as `line 40 (st.shared)`."""
+    """Describes `race` in a sentence.  `name_of_instruction` turns a number into a text: `line 40 (st.shared)`."""
     location = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
     second = name_of_instruction(race.second)
     if race.kind == "lanes":

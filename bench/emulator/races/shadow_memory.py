@@ -1,10 +1,10 @@
 """Stores the last accesses to every granule of shared memory.  Finds accesses that are not ordered before a new access.
 
 A granule is a small aligned group of bytes.  A stamp is the actor, clock and instruction of an access, in one integer.
-Each granule has the stamp of its last write, and the stamp of the last read of each reader.
+Each granule has the stamp of its last write, and the stamp of the last read of each reader (a warp or a stream).
 
-Each block of 1 KiB of memory also has the latest stamp of each reader.  A reader's clock only grows.  So if the latest
-read of a block is ordered before a write, all reads of the block are.  The block's granules then need no check.
+Each memory block of 1 KiB also has the latest stamp of each reader.  A reader's clock only grows.  So if the latest
+read of a block is ordered before a write, all earlier reads are too.  The block's granules then need no check.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ class LastOf:
         self._flat_blocks = self._blocks.reshape(-1)
 
     def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
-        """Stores the stamps of n accesses in their granules.  `actors` (n,) and `stamps` (n,) describe the accesses."""
+        """Stores the stamp of each of n accesses for the granules of the access.  `actors` and `stamps` are (n,)."""
         flat_index = cells.granules + (actors * self._granules)[:, None]
         self._stamps[flat_index] = stamps[:, None]
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stores the same stamp of `actor` in the granules of all accesses."""
+        """Stores `stamp`, made by `actor`, for the granules of all accesses in `cells`."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Returns the stamps that are not below `known` (n or 1, actors).  Returns None if there are none."""
+        """Returns the stamps that are not below the limits `known` (n or 1, actors).  Returns None if all are below."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -118,7 +118,7 @@ class Shadow:
         return Cells((flat_addresses >> self.shift)[:, None] + granule_offsets, flat_addresses >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """Returns the stamps of atomics.  The first call makes their table, because most kernels have no atomics."""
+        """Returns the table of atomics' stamps.  The first call creates it, because most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
@@ -147,7 +147,7 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Returns the last writes that are not ordered before the accesses.  An mbarrier needs only INIT order."""
+        """Returns the last writes that are not ordered before the accesses.  For an mbarrier, INIT order is enough."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
@@ -168,13 +168,13 @@ class Lanes:
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns whether only a proxy fence is missing, per stamp (m,): always false in the generic proxy."""
+        """Returns, per stamp (m,), whether only a proxy fence is missing: never in the generic proxy, so all false."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Returns accesses that collide within the instruction, and for each the last access to the same granule.
+        """Returns accesses of the instruction that another overwrites, and for each the last access to its granule.
 
-        Returns None without collisions.  All accesses have one width and aligned addresses.  So they overlap completely
+        Returns None if there are none.  All accesses have one width and aligned addresses.  So they overlap completely
         or not at all, and comparing their first granules is enough."""
         granules = self.cells.granules[:, 0]
         lanes = _LANES[: granules.size] if granules.size <= _LANES.size else np.arange(granules.size, dtype=np.int32)
@@ -216,7 +216,7 @@ class Operation:
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns whether only a proxy fence is missing, per stamp (m,): the stamp is ordered in the GENERIC plane."""
+        """Returns, per stamp (m,), whether only a proxy fence is missing: the stamp is ordered in the GENERIC plane."""
         known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR_MASK)
         is_ordered: Bools = late.stamps < known_stamps
         return is_ordered
@@ -248,21 +248,21 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
     """Returns, per access, whether its fp32, bf16 or fp16 registers differ by rounding alone: (accesses,)."""
     is_near = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
-        is_alike = np.zeros(accesses, np.bool_)
+        is_near_value = np.zeros(accesses, np.bool_)
         for float_pair in _as_floats(_columns(value), _columns(other_value)):
-            is_alike |= _near(*float_pair)
-        is_near &= is_alike
+            is_near_value |= _near(*float_pair)
+        is_near &= is_near_value
     return is_near
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Yields both values as floats, and the largest difference by rounding.  A vector's registers are columns.  16 bits
-    are read as fp16 and as bf16; if all numbers are tiny, they are taken for integers and skipped."""
+    """Yields both values as floats, and the largest difference by rounding.  16-bit values are yielded as fp16 and as
+    bf16.  A format is skipped if all numbers in it are tiny, because the bits are then integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), MAX_FP32_ROUNDING
     elif value.itemsize == 2:
         fp16_pair = value.view(np.float16), other.view(np.float16), MAX_FP16_ROUNDING
-        bf16, other_bf16 = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
+        bf16, other_bf16 = ((bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for bits in (value, other))
         for left, right, max_rounding in (fp16_pair, (bf16, other_bf16, 8 * MAX_FP16_ROUNDING)):
             if np.abs(np.where(np.isfinite(left), left, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
                 yield left, right, max_rounding

@@ -1,14 +1,14 @@
 """Finds races on shared memory by vector clocks, whatever order the emulator runs the warps in.
 
 The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
-reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane.  Two
-warps are compared by the values that each warp keeps.  The reason: since Triton 3.8, all warps that hold a row store
-the row's sum, and a fused multiply-add rounds this sum differently in each lane.  Order is tracked per warp, not per
-thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
+reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane.  If
+two warps write one address, the values of their last lanes are compared.  The reason: since Triton 3.8, all warps that
+hold a row store the row's sum.  A fused multiply-add rounds this sum differently in each lane.  Order is tracked per
+warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
 
 A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`.
 `width` is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.
-This file does not check this.
+This file does not check the addresses.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Detects races on the shared memory of `slots` CTAs (or a cluster, `ctas`): `warps` warps and `size` bytes each.
+    """Detects races on the shared memory of `slots` CTAs (or of one cluster, with the CTAs `ctas`).
 
-    `granule_bytes`, a power of two up to 16, is the width of the kernel's narrowest access.  `async_slots` is the
-    number of a CTA's TMA loads that are tracked separately.  At most `limit` different races are stored.  Raises
-    `ValueError` if `size` is not a multiple of 1024, on another `granule_bytes`, and on too many actors per slot.
-    """
+    Each CTA (or the cluster) has `warps` warps and `size` bytes.  `granule_bytes`, a power of two up to 16, is the
+    width of the kernel's narrowest access.  `async_slots` is the number of a CTA's TMA loads that are tracked
+    separately.  At most `limit` different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024,
+    on another `granule_bytes`, and on too many actors per slot."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Records that lanes write.  The arguments up to `instruction` are those of `read`.
+        """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
         function that returns the earlier values; it is called only at a race.  With `old`, a race is marked if the
@@ -118,7 +118,7 @@ class SharedRaces(VectorClocks):
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Records cp.async copies of lanes to `addresses`.  Their warp knows of the writes only after `wait_copies`."""
+        """Records cp.async copies of lanes to `addresses`.  Only `wait_copies` orders them before later accesses."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -136,11 +136,11 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that a TMA load (kind LOAD) writes `width` bytes at `addresses` (n,).
+        """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at `addresses` (n,).
 
-        A proxy fence must order an earlier write before the load.  An earlier read needs only ordinary order; CUTLASS
-        relies on this.  An earlier mbarrier init also needs only ordinary order: Triton 3.7 makes unused mbarriers, and
-        loads overwrite them."""
+        An earlier write needs a proxy fence before the load.  An earlier read needs only ordinary order; CUTLASS relies
+        on this.  An earlier mbarrier init also needs only ordinary order.  The reason: Triton 3.7 makes unused
+        mbarriers, and loads overwrite them."""
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
@@ -149,7 +149,7 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Reports operations that nothing waited for, because another CTA gets the memory."""
+        """Ends the CTA in `slot`.  Reports operations that no warp waited for, because another CTA gets the memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
             self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
@@ -160,13 +160,13 @@ class SharedRaces(VectorClocks):
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Records arrive, expect_tx or a wait by `warps` (n,).  They must follow the init, and need no other order."""
+        """Records an arrive, expect_tx or wait by `warps` (n,).  Only the mbarrier's init must be ordered before it."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(
         self, transfer: AsyncOperation, address: int, instruction: int, needs_fence: bool = True
     ) -> None:
-        """Records complete_tx by a transfer.
+        """Records complete_tx: an asynchronous transfer arrives at an mbarrier.
 
         The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, `fence_mbarrier_init` or
         `fence_proxy_async` must give this order.  Triton 3.7 emits no such fence for a cluster of one CTA.
@@ -177,7 +177,7 @@ class SharedRaces(VectorClocks):
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.inval: a write that must follow all uses of the mbarrier and all its TMA loads.
 
-        These loads are known only if `signal_async` got the mbarrier's byte address as the key."""
+        These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
         offset = address % self.size
         for actor in self.unwaited(slot, warp, address):
@@ -236,17 +236,17 @@ class SharedRaces(VectorClocks):
             return
         losers, winners = collisions
         last_lanes = access.last_of_warp()[losers]
-        across_warps = last_lanes == losers
-        winners = np.where(across_warps, winners, last_lanes)
+        is_across_warps = last_lanes == losers
+        winners = np.where(is_across_warps, winners, last_lanes)
         same_value = is_near = np.zeros(losers.size, np.bool_)
         if values is not None:
             lost_values, won = chosen(values, losers), chosen(values, winners)
             same_value, is_near = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
         for kind, keeps_value, mask in (
-            ("write-write", True, across_warps & same_value),
-            ("write-write", False, across_warps & ~same_value),
-            ("lanes", False, ~across_warps & ~same_value & ~is_near & (values is not None)),
-            ("rounding", False, ~across_warps & ~same_value & is_near),
+            ("write-write", True, is_across_warps & same_value),
+            ("write-write", False, is_across_warps & ~same_value),
+            ("lanes", False, ~is_across_warps & ~same_value & ~is_near & (values is not None)),
+            ("rounding", False, ~is_across_warps & ~same_value & is_near),
         ):
             if not mask.any():
                 continue

@@ -1,14 +1,14 @@
-"""Tracks by vector clocks what each running warp knows of the other warps and of asynchronous operations.
+"""Tracks the order of memory accesses by warps and asynchronous operations, with vector clocks.
 
-An access is stamped with its actor and the actor's clock.  It is ordered before every access by an actor that knows
-this clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  Three kinds of order (planes) are kept apart.
-GENERIC is plain happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a
-generic write only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC
-into ASYNC.  INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
+An actor is a warp or a stream of asynchronous operations.  The stamp of an access has its actor and the actor's clock.
+The access is ordered before all accesses by actors that know this clock value.  This is the idea of FastTrack (Flanagan
+and Freund, 2009).  Three kinds of order (planes) are kept apart.  GENERIC is plain happens-before.  ASYNC is the order
+before operations of the async proxy (TMA, wgmma).  They see a generic write only after a fence.proxy.async (PTX ISA
+8.7, sections "Proxies" and "membar/fence").  This fence copies GENERIC into ASYNC.  INIT is the order of mbarrier inits
+before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
 
 A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
-12 bits.  What a warp knows of an actor is stored as the smallest stamp that it does not know.  So the test is just
-`stamp < known`.
+12 bits.  For each actor, a warp stores the smallest stamp that it does not know.  So the test is `stamp < known`.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
@@ -42,7 +42,7 @@ GENERIC, ASYNC, INIT = 0, 1, 2
 """The numbers of the three planes of order."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
 TMA_LOAD = "load"
-_STREAMS = (WGMMA, BULK, COPY)
+_STREAM_KINDS = (WGMMA, BULK, COPY)
 
 IndexOrArray = int | npt.NDArray[np.integer]
 """One slot or warp, or an array of slots or warps without repetition."""
@@ -52,7 +52,7 @@ _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
 
 @dataclass(frozen=True, slots=True)
 class AsyncOperation:
-    """Describes one asynchronous operation: its actor, its stamp, and what was known at its issue."""
+    """Describes one asynchronous operation: its actor, its stamp, and the stamps that are ordered before it."""
 
     slot: int
     actor: int
@@ -71,7 +71,7 @@ class VectorClocks:
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
         self.slots, self.warps = slots, warps
         self._ctas = ctas
-        self.actors = warps * (1 + len(_STREAMS)) + pool
+        self.actors = warps * (1 + len(_STREAM_KINDS)) + pool
         if min(slots, warps, pool) < 1 or self.actors > MAX_ACTORS:
             raise ValueError(
                 f"slots, warps, pool: expected at least 1 each and 4 * warps + pool <= {MAX_ACTORS}, "
@@ -79,7 +79,7 @@ class VectorClocks:
             )
         self.readers = 3 * warps
         """The actors below this number can read: warps, wgmma streams and bulk streams."""
-        self.copies = warps * (1 + _STREAMS.index(COPY))
+        self.copies = warps * (1 + _STREAM_KINDS.index(COPY))
         """The first actor of the cp.async streams; they follow in the order of the warps."""
         self._pool = self.copies + warps
         self.known = np.full((3, slots, warps, self.actors), CLOCK_STEP, np.int64)
@@ -103,8 +103,8 @@ class VectorClocks:
     def barrier(self, slots: IndexOrArray, warps: IndexOrArray, key: Hashable = None) -> None:
         """Executes `bar.sync`: in each of `slots`, each of `warps` learns all that any of these warps knows.
 
-        A `key` (a named barrier) needs a single slot.  The warps then also learn what bar.arrive has signalled to this
-        barrier since its last use."""
+        `key` is a named barrier, and needs a single slot.  The warps then also learn what bar.arrive has released to
+        this barrier since its last use."""
         s, w = _outer(slots, warps)
         if key is not None and (sync_object := self._objects[int(s[0, 0])].pop(key, None)) is not None:
             self.known[:, s, w] = np.maximum(self.known[:, s, w], sync_object.pending[:, None, None])
@@ -120,7 +120,7 @@ class VectorClocks:
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
-        """Executes `fence.mbarrier_init`: a `fence_proxy_async` for later asynchronous mbarrier arrivals alone."""
+        """Executes `fence.mbarrier_init`: mbarrier inits that the warps know are ordered before later mbarrier uses."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
@@ -140,14 +140,14 @@ class VectorClocks:
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records a wait: the warps acquire all that was released up to the last completed phase of `key`, if any."""
+        """Records a wait: the warps acquire all that was released to `key` before its last completed phase ended."""
         completed_stamps = self._object(slot, key).completed
         if completed_stamps is not None:
             w = _flat(warps)
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed_stamps[:, None])
 
     def begin_async(self, slot: int, warps: IndexOrArray, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK.  It knows only what all of `warps` know.
+        """Begins an operation of `kind` TMA_LOAD, WGMMA or BULK.  It knows only what all of `warps` know.
 
         Raises `ValueError` on any other kind."""
         w = _flat(warps)
@@ -157,7 +157,7 @@ class VectorClocks:
             actor = self._pool + self._next[slot]
             self._next[slot] = (self._next[slot] + 1) % (self.actors - self._pool)
         elif kind in (WGMMA, BULK):
-            actor = self.warps * (1 + _STREAMS.index(kind)) + int(w[0])
+            actor = self.warps * (1 + _STREAM_KINDS.index(kind)) + int(w[0])
         else:
             raise ValueError(f"kind: expected {TMA_LOAD!r}, {WGMMA!r} or {BULK!r}, got {kind!r}")
         self.current[slot, actor] += CLOCK_STEP
@@ -209,7 +209,7 @@ class VectorClocks:
     def name_of(self, actor: int) -> str:
         """Returns the name of an actor: `warp 2`, `wgmma of warp 4` or `a TMA load`."""
         kind_index, warp = divmod(actor, self.warps)
-        if kind_index > len(_STREAMS):
+        if kind_index > len(_STREAM_KINDS):
             return "a TMA load"
         warp_name = f"warp {warp}"
         if self._ctas:
@@ -229,7 +229,7 @@ class VectorClocks:
 
 
 class _SyncObject:
-    """Stores what was released to one barrier: `pending` up to now, `completed` at the end of the last phase."""
+    """Stores what was released to one barrier: `pending` so far, `completed` up to the end of the last phase."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -259,7 +259,7 @@ def _next_tick(stamp: _Stamp) -> _Stamp:
 
 
 class MapOrder:
-    """Checks tensor maps that a kernel itself writes: records their writes and fences.  `clocks` gives the order.
+    """Checks that a kernel fences its writes of tensor maps before their use.  `clocks` gives the order of accesses.
 
     TMA reads tensor maps through a separate proxy.  PTX ISA 8.7, section "membar/fence", has a rule for a map that was
     written in global memory.  Before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire
@@ -282,7 +282,7 @@ class MapOrder:
             self._fences[slot, address].append((warp, self._now(slot, warp)))
 
     def use(self, slot: int, warp: int, address: int) -> int | None:
-        """Returns the instruction that wrote the map at `address` if `warp` lacks a fence before its use; else None."""
+        """Returns the instruction that wrote the map at `address`, if no fence precedes a use by `warp`; else None."""
         last_write = self._writes.get((slot, address))
         if last_write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
             return None

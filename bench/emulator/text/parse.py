@@ -27,7 +27,7 @@ from rooflab.bench.emulator.text.statements import (
 _INSTRUCTION_PATTERN = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
 _LOC_PATTERN = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _CALLED_PATTERN = re.compile(r" called (\S+) (\d+)")
-_FAMILY_PATTERN = re.compile(r"(.*?)(\d+)$")
+_NUMBERED_NAME_PATTERN = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
@@ -164,7 +164,7 @@ class Body:
                 return scope.names[name]
             if name in scope.variables:
                 return syntax.Symbol(scope.variables[name])
-            match = _FAMILY_PATTERN.match(name)
+            match = _NUMBERED_NAME_PATTERN.match(name)
             if match and match[1] in scope.families and int(match[2]) < scope.families[match[1]][1]:
                 scope.names[name] = self._register(name, scope.families[match[1]][0])
                 return scope.names[name]

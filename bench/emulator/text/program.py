@@ -16,7 +16,7 @@ _ORDERING_PARTS = frozenset(("acquire", "release", "acq_rel", "sc"))
 _VECTOR_SIZES = {"v2": 2, "v4": 4, "v8": 8}
 
 
-_MAX_BYTES = 16
+_MAX_GRANULE_BYTES = 16
 _COPY_PIECE_BYTES = 4
 """The bytes of one access of a copy whose size is known only at the launch."""
 _MBARRIER_BYTES = 8
@@ -44,7 +44,7 @@ def granule(kernel: PtxKernel, space: str) -> int:
 
     Bulk copies, ldmatrix and wgmma access 16 bytes or more.  A tensor copy counts as 1 byte of global memory, because a
     tensor's edge may cut a box between any two elements."""
-    return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_BYTES)
+    return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_GRANULE_BYTES)
 
 
 def _width(instruction: Instruction, space: str) -> int:
@@ -53,17 +53,17 @@ def _width(instruction: Instruction, space: str) -> int:
         state_spaces = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
         type_names = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
         if not type_names or (state_spaces and space not in state_spaces):
-            return _MAX_BYTES
+            return _MAX_GRANULE_BYTES
         # An atomic on a vector is one atomic for each element.
         vector_length = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTOR_SIZES.get(part, 1) for part in parts)])
-        return min(_MAX_BYTES, vector_length * int(DTYPES[type_names[-1]][1]))
+        return min(_MAX_GRANULE_BYTES, vector_length * int(DTYPES[type_names[-1]][1]))
     if instruction.opcode.startswith(("cp.async.bulk.tensor", "cp.reduce")):
-        return 1 if space == "global" else _MAX_BYTES
+        return 1 if space == "global" else _MAX_GRANULE_BYTES
     if parts[:2] == ["cp", "async"] and parts[2] in ("ca", "cg"):
         size = instruction.operands[2]
         copy_bytes = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _COPY_PIECE_BYTES
         return min(copy_bytes, _COPY_PIECE_BYTES) if space == "global" and len(instruction.operands) > 3 else copy_bytes
-    return _MBARRIER_BYTES if space == "shared" and "mbarrier" in instruction.opcode else _MAX_BYTES
+    return _MBARRIER_BYTES if space == "shared" and "mbarrier" in instruction.opcode else _MAX_GRANULE_BYTES
 
 
 class Program:
@@ -97,8 +97,8 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """Returns, by instruction number, the memory order of strong loads and stores, which do not race: relaxed,
-        acquire or release."""
+        """Returns the memory order (relaxed, acquire or release) of each strong load or store, by instruction number.
+        Strong accesses do not race."""
         orders = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
@@ -123,12 +123,12 @@ class Program:
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """Returns each wgmma that lacks a fence, with the earlier access of its registers (None: the kernel start)."""
+        """Returns each wgmma that lacks a fence, and the earlier access that needs it (None: the kernel's start)."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Returns each instruction that overwrites a register too early, with the wgmma that may still read it."""
+        """Returns each instruction that overwrites a register that a wgmma may still read, with this wgmma."""
         return rewritten(self.flow)
 
     @cached_property

@@ -13,39 +13,39 @@ from typing import NamedTuple
 
 from rooflab.bench.emulator.text import syntax
 
-_COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_COMMENT_PATTERN = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
-_INLINED_LOC = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
+_INLINED_LOC_PATTERN = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
 """Finds the outermost inlined call, which LLVM names last in the comment after a `.loc`."""
-_INLINE_ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
-_ASM_LINE = re.compile(r"\.loc\b[^\n]*")
+_INLINE_ASM_PATTERN = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
+_ASM_LINE_PATTERN = re.compile(r"\.loc\b[^\n]*")
 """LLVM 23 (Triton 3.8) counts lines of inline assembly up from the call's line.  Only the call's own line is real."""
-_WHITESPACE = re.compile(r"\s+")
-_LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
-_LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
-_STATEMENT = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
-_ENTRY = re.compile(r"\.(?:entry|func)\b")
-_NAME = re.compile(r"[\w$.%]+")
+_WHITESPACE_PATTERN = re.compile(r"\s+")
+_LABEL_PATTERN = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
+_LINE_DIRECTIVE_PATTERN = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
+_STATEMENT_PATTERN = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
+_ENTRY_PATTERN = re.compile(r"\.(?:entry|func)\b")
+_NAME_PATTERN = re.compile(r"[\w$.%]+")
 NameResolver = Callable[[str], syntax.Operand]
 """Returns the operand that a name means in the current scope."""
-_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
-_FLOAT_BITS = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
-_DECIMAL_FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
-_SYMBOL_OFFSET = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
+_NUMBER_PATTERN = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
+_FLOAT_BITS_PATTERN = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
+_DECIMAL_FLOAT_PATTERN = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
+_SYMBOL_OFFSET_PATTERN = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
 SPECIALS = re.compile(
     r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?|laneid|warpid|nwarpid"
     r"|smid|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)|clock(?:_hi|64)?"
     r"|globaltimer(?:_lo|_hi)?|dynamic_smem_size|total_smem_size|aggr_smem_size|envreg\d+|pm\d+)$"
 )
-_VARIABLE = re.compile(
+_VARIABLE_PATTERN = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local|param)\b(?:::\w+)?\s*(.*)$", re.DOTALL
 )
-_ATTRIBUTE = re.compile(r"\.attribute\s*\([^)]*\)")
-_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)$", re.DOTALL)
-_REFERENCE = re.compile(
+_ATTRIBUTE_PATTERN = re.compile(r"\.attribute\s*\([^)]*\)")
+_REGISTERS_PATTERN = re.compile(r"\.reg\s*\.(\w+)\s+(.*)$", re.DOTALL)
+_REFERENCE_PATTERN = re.compile(
     r"(?:0[xX]([0-9a-fA-F]+)\()?(?:generic\(([A-Za-z_$%][\w$]*)\)|([A-Za-z_$%][\w$]*))\s*([+-]\s*\d+)?\)?$"
 )
-_REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>$")
+_REGISTER_RANGE_PATTERN = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
 class Statement(NamedTuple):
@@ -70,15 +70,15 @@ def strip_comments(text: str) -> str:
     """Returns the text without comments.  Line ends are kept, because a line end also ends a `.loc`.
 
     If a comment after a `.loc` names inlined calls, the outermost call is kept, as `.loc 2 43 17 called name line`."""
-    text = _INLINE_ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
-    return _COMMENT.sub(lambda match: match[1] or " ", _INLINED_LOC.sub(r"\1 called \2 \3", text))
+    text = _INLINE_ASM_PATTERN.sub(lambda block: _ASM_LINE_PATTERN.sub("", block[0]), text)
+    return _COMMENT_PATTERN.sub(lambda match: match[1] or " ", _INLINED_LOC_PATTERN.sub(r"\1 called \2 \3", text))
 
 
 def statements(body: str) -> Iterator[Statement]:
     """Returns the statements of a body, in order."""
     index, end = 0, len(body)
     while index < end:
-        if match := _WHITESPACE.match(body, index):
+        if match := _WHITESPACE_PATTERN.match(body, index):
             index = match.end()
             continue
         character = body[index]
@@ -87,13 +87,13 @@ def statements(body: str) -> Iterator[Statement]:
             index += 1
         elif character == ";":
             index += 1
-        elif match := _LINE_DIRECTIVE.match(body, index):
+        elif match := _LINE_DIRECTIVE_PATTERN.match(body, index):
             yield Statement("line", match[0])
             index = match.end()
-        elif match := _LABEL.match(body, index):
+        elif match := _LABEL_PATTERN.match(body, index):
             yield Statement("label", match[1])
             index = match.end()
-        elif match := _STATEMENT.match(body, index):
+        elif match := _STATEMENT_PATTERN.match(body, index):
             yield Statement("text", match[0][:-1].strip())
             index = match.end()
         else:
@@ -105,7 +105,7 @@ def split_module(text: str) -> tuple[list[str], list[Function]]:
     outer_texts: list[str] = []
     functions: list[Function] = []
     index = 0
-    while head := _ENTRY.search(text, index):
+    while head := _ENTRY_PATTERN.search(text, index):
         start = max(text.rfind(separator, index, head.start()) for separator in ";}\n") + 1
         outer_texts.append(text[index : max(start, index)])
         function, index = _function(text, head)
@@ -123,7 +123,7 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
     if text[index] == "(":
         close = _closing(text, index, "()")
         returns, index = text[index + 1 : close], _skip(text, close + 1)
-    name = _NAME.match(text, index)
+    name = _NAME_PATTERN.match(text, index)
     if name is None:
         raise syntax.PtxError(f"PTX: expected the name of a function, got {text[index : index + 40]!r}")
     index = _skip(text, name.end())
@@ -140,7 +140,7 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
 
 
 def _skip(text: str, place: int) -> int:
-    whitespace = _WHITESPACE.match(text, place)
+    whitespace = _WHITESPACE_PATTERN.match(text, place)
     return whitespace.end() if whitespace else place
 
 
@@ -170,7 +170,7 @@ def split(text: str) -> list[str]:
 
 def number(text: str) -> int:
     """Reads an integer constant.  Raises `PtxError` on any other text."""
-    if not _NUMBER.match(text):
+    if not _NUMBER_PATTERN.match(text):
         raise syntax.PtxError(f"PTX: expected an integer constant, got {text!r}")
     digits = text.rstrip("U")
     # A leading zero means octal in PTX, as in C.
@@ -194,7 +194,7 @@ def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
         if not isinstance(register, syntax.Register):
             raise syntax.PtxError(f"PTX: expected a predicate after '!', got {text!r}")
         return syntax.Negated(register)
-    if offset_match := _SYMBOL_OFFSET.match(text):
+    if offset_match := _SYMBOL_OFFSET_PATTERN.match(text):
         symbol = resolve(offset_match[1])
         if not isinstance(symbol, syntax.Symbol):
             raise syntax.PtxError(f"PTX: expected a variable's address, got {text!r}")
@@ -203,11 +203,11 @@ def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
 
 
 def _constant(text: str) -> syntax.Immediate | None:
-    if _NUMBER.match(text):
+    if _NUMBER_PATTERN.match(text):
         return syntax.Immediate(number(text))
-    if float_match := _FLOAT_BITS.match(text):
+    if float_match := _FLOAT_BITS_PATTERN.match(text):
         return syntax.Immediate(int(float_match[2], 16), 32 if float_match[1] in "fF" else 64)
-    if _DECIMAL_FLOAT.match(text):
+    if _DECIMAL_FLOAT_PATTERN.match(text):
         return syntax.Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
     return None
 
@@ -234,24 +234,24 @@ def special_register(text: str) -> syntax.Special | None:
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
     """Returns the type and the names in a `.reg` declaration.  The name `%r<10>` stands for 10 registers."""
-    declaration_match = _REGISTERS.match(text)
+    declaration_match = _REGISTERS_PATTERN.match(text)
     if declaration_match is None:
         return None
     if declaration_match[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
     names: list[tuple[str, int | None]] = []
     for item in split(declaration_match[2]):
-        range_match = _REGISTER_RANGE.match(item)
+        range_match = _REGISTER_RANGE_PATTERN.match(item)
         names.append((range_match[1], int(range_match[2])) if range_match else (item, None))
     return declaration_match[1], names
 
 
 def declared_variable(text: str) -> syntax.Variable | None:
     """Returns the variable that a statement declares, or None.  Raises `PtxError` on an unknown type."""
-    declaration_match = _VARIABLE.match(text)
+    declaration_match = _VARIABLE_PATTERN.match(text)
     if declaration_match is None:
         return None
-    space, declaration_text = declaration_match[1], _ATTRIBUTE.sub("", declaration_match[2])
+    space, declaration_text = declaration_match[1], _ATTRIBUTE_PATTERN.sub("", declaration_match[2])
     declarator, _, initial_text = declaration_text.partition("=")
     align = re.search(r"\.align\s+(\d+)", declarator)
     kind = re.search(r"\.([busf]\d+)\b", declarator)
@@ -273,19 +273,20 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """Returns an initialiser's bytes, which begin at byte `start`.  Addresses become zeros, and go to `references`."""
+    """Returns an initialiser's bytes, which begin at byte `start` of the variable.  Addresses are written as zeros, and
+    are added to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     content = b""
     for value in values:
         if value.startswith("{"):
             row = _initial(value, kind, width, references, sizes[1:], start + len(content))
             content += row.ljust(width * math.prod(sizes[1:]), b"\0")
-        elif reference := _REFERENCE.match(value):
+        elif reference := _REFERENCE_PATTERN.match(value):
             mask, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
             bits = int(mask, 16) if mask else (1 << 64) - 1
             references.append(syntax.Reference(start + len(content), width, symbol, int(offset.replace(" ", "")), bits))
             content += bytes(width)
-        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS.match(value)):
+        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(value)):
             content += struct.pack("<f" if width == 4 else "<d", _float(value))
         else:
             content += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
@@ -293,7 +294,7 @@ def _initial(
 
 
 def _float(text: str) -> float:
-    match = _FLOAT_BITS.match(text)
+    match = _FLOAT_BITS_PATTERN.match(text)
     if match is None:
         return float(text)
     is_f32 = match[1] in "fF"
@@ -312,6 +313,6 @@ def declared_parameters(text: str) -> list[syntax.Parameter]:
         assert kind is not None
         is_array = "[" in item
         # `.ptr .align` is the alignment of the memory behind the pointer, not of the parameter.
-        align_match = max(syntax.TYPE_WIDTHS[kind[1]], variable.align) if is_array else syntax.TYPE_WIDTHS[kind[1]]
-        parameters.append(syntax.Parameter(variable.name, "bytes" if is_array else kind[1], variable.size, align_match))
+        alignment = max(syntax.TYPE_WIDTHS[kind[1]], variable.align) if is_array else syntax.TYPE_WIDTHS[kind[1]]
+        parameters.append(syntax.Parameter(variable.name, "bytes" if is_array else kind[1], variable.size, alignment))
     return parameters

@@ -2,9 +2,9 @@
 
 PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  A kernel also needs a fence between a wgmma
 and any other access of the wgmma's registers (accumulators or A).  PTX ISA 8.7, `wgmma.mma_async`: an access of a
-register of a pending wgmma is undefined.  A wgmma may read A late, and a loop writes the A of its next iteration into
-the same registers.  Only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text
-alone.  So this module checks them in the text, on every path through the kernel.
+register of a pending wgmma is undefined.  A loop may write the A of its next iteration into the same registers.  Only
+`wgmma.wait_group` ensures that the earlier wgmma has read its A.  Both rules depend on the text alone.  So this module
+checks them in the text, on every path through the kernel.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     used_registers = {index for instruction in kernel.instructions for index in _registers(instruction)}
     if not used_registers:
         return []
-    facts = _follow(
+    found_pairs = _follow(
         flow,
         {(BEGINNING, 0): -1},
         lambda instruction, state: _step(instruction, state, used_registers),
         lambda state, earlier: {key: position for key, position in state.items() if key not in earlier},
     )
-    return [(wgmma, kernel.instructions[position] if position >= 0 else None) for wgmma, position in facts]
+    return [(wgmma, kernel.instructions[position] if position >= 0 else None) for wgmma, position in found_pairs]
 
 
 def _follow(
@@ -67,8 +67,8 @@ def _follow(
 ) -> list[tuple[Instruction, int]]:
     """Carries the facts `entry` along every path from a kernel's start, until no basic block learns a new fact.
 
-    `step` updates the facts in place for one instruction, and returns numbers of earlier instructions.  The result
-    pairs the instruction with each of these numbers.  `new` returns the facts that a basic block does not know yet."""
+    `step` updates the facts in place for one instruction, and returns numbers of earlier instructions.  `new` returns
+    the facts that a basic block does not know yet.  Returns pairs: the instruction, and a number from `step`."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entry_facts[0].update(entry)
@@ -127,7 +127,7 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Returns each instruction that overwrites a register of A too early, with the wgmma that may still read it."""
+    """Returns each instruction that overwrites a register of A that a wgmma may still read, with this wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
@@ -147,7 +147,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction.  Returns the numbers of wgmmas that may still read its result registers."""
+    """Updates `ages` for an instruction.  Returns the numbers of wgmmas that may still read the registers it writes."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

@@ -20,11 +20,12 @@ product sums them in float32 in its own order; the ISA defines no order.  C is a
 
 `truncated_wgmma` models the imprecise sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that
 fp8 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
-2511.10909) found this model, which agrees bit for bit with an H100.  Let e be the largest exponent of the accumulator
-and of the K products of one instruction.  All of them are truncated towards zero, to multiples of `2**(e - F)`.  Then
-they are added exactly, and the sum is truncated to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a
-product is the sum of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32,
-MMA-Sim's paper gives F = 25 and a result of 23 bits.  This code has not been compared with a GPU.
+2511.10909) found this model, which agrees bit for bit with an H100.  Let `e` be the largest exponent of the accumulator
+and of the K products of one instruction.  Let `F` be 13 for fp8 into f32.  First, the accumulator and the products are
+truncated towards zero, to multiples of `2**(e - F)`.  Then they are added exactly.  Last, the sum is truncated to `F`
+bits of mantissa.  The exponent of a product is the sum of its factors' exponents, before the product is normalised.
+For the 16-bit types and tf32, MMA-Sim's paper gives `F = 25` and a result of 23 bits.  This code has not been compared
+with a GPU.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ _MANTISSA_BITS = 23
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
     """Returns the exact values of raw elements as float32; f64 stays float64.
 
-    `bits` has any shape.  Its dtype is an unsigned integer of `BYTES[element]` bytes, or float64 for f64.  tf32 loses
-    its low 13 bits, as in the tensor core.  8-bit integers also become float32: a sum of 32 of their products stays
-    below 2**24, so it is exact.  Raises `KeyError` on a type that is not in `ELEMENT_BYTES`."""
+    `bits` has any shape.  Its dtype is an unsigned integer of `ELEMENT_BYTES[element]` bytes, or float64 for f64.  tf32
+    loses its low 13 bits, as in the tensor core.  8-bit integers also become float32.  This is exact, because a sum of
+    32 of their products stays below 2**24.  Raises `KeyError` on a type that is not in `ELEMENT_BYTES`."""
     if ELEMENT_BYTES[element] == 8:
         return bits
     if element in ("s8", "u8"):
@@ -164,10 +165,10 @@ def mma(
 ) -> list[np.ndarray]:
     """Computes the registers of `D = A @ B + C`.  A register is (lanes,), or one value for all lanes.
 
-    `shape` is m16n8k4 to m16n8k32, m8n8k4 (f64) or m8n8k16 (s8, u8); types have PTX's names.  A and B are uint32
-    (float64 for f64).  C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around; `saturate`
-    (.satfinite) clamps it.  `lanes` is used only if no register is an array.  Raises `ValueError` on a combination that
-    PTX does not have, or on a wrong number of registers."""
+    `shape` is m16n8k4 to m16n8k32, m8n8k4 (f64) or m8n8k16 (s8, u8); types have PTX's names.  Registers of A and B are
+    uint32 (float64 for f64).  Registers of C and D are float32 for f32, uint32 for s32 and packed f16, or float64 for
+    f64.  s32 sums wrap around; with `saturate` (.satfinite), they are clamped.  `lanes` is used only if no register is
+    an array.  Raises `ValueError` on a combination that PTX does not have, or on a wrong number of registers."""
     m, counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != counts:
         raise ValueError(f"{shape} {a_type}: expected {counts} registers of A, B, C, got {len(a), len(b), len(c)}")
@@ -190,7 +191,7 @@ def combines(a_type: str, b_type: str, d_type: str) -> bool:
 
 
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
-    """Returns `product` (integers in float32) plus `old` (int32) as int32.  Overflow wraps; `saturate` clamps it."""
+    """Returns `product` (integers in float32) plus `old` (int32) as int32: clamped with `saturate`, else wrapped."""
     if not saturate:
         wrapped_sum: np.ndarray = product.astype(np.int32) + old
         return wrapped_sum
@@ -240,9 +241,9 @@ def wgmma(
     """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
     `a` is (..., 64, K) and `b` is (..., N, K), both float32, as `read_operand` and `a_from_registers` return them.  The
-    result is (..., 64, N).  It is float32 for f32, float32 with values of f16 for f16, and int32 for s32.  s32 wraps
-    around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in
-    float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
+    result is (..., 64, N).  Its dtype is int32 for s32, and float32 for f32 and f16; for f16, it is rounded to f16.
+    s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and
+    summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))

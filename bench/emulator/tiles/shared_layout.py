@@ -48,10 +48,10 @@ _MN_MAJOR_K = 16
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    PTX ISA 8.7, "Tensor swizzling modes": an exclusive or combines the address bits from 4 up with the bits from 7 up:
-    three bits for a `span` of 128, two for 64, one for 32.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9
-    of the pattern's start address.  It is first subtracted from the bits from 7 up.  Raises `ValueError` on another
-    span."""
+    PTX ISA 8.7, "Tensor swizzling modes": the address bits from 4 up are XORed with the bits from 7 up.  A `span` of
+    128 uses three bits, 64 uses two, and 32 uses one.  `base_offset`, a field of a wgmma descriptor, holds bits 7 to 9
+    of the pattern's start address.  It is subtracted from the bits from 7 up before the XOR.  Raises `ValueError` on
+    another span."""
     if span not in SWIZZLE_SPANS:
         raise ValueError(f"span: expected one of {SWIZZLE_SPANS} bytes, got {span}")
     if not span:
@@ -86,7 +86,7 @@ def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
 
 
 def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> list[np.ndarray]:
-    """Runs ldmatrix.x`num`, with `.trans` if `trans` is true.  Returns one register (lanes,) uint32 per matrix.
+    """Runs ldmatrix for `num` matrices, with `.trans` if `trans` is true.  Returns a register (lanes,) uint32 for each.
 
     `memory` (bytes,) uint8 is shared memory.  `addresses` (lanes,) are the lanes' row addresses, in bytes from the
     start of `memory`.  Raises the errors of `rows_of`, and `IndexError` on a row outside of `memory`."""
@@ -98,7 +98,7 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
 
 
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
-    """Returns the 16-byte rows that stmatrix stores (`trans`: with `.trans`): (warps * 8 * registers,) of `CHUNK`.
+    """Returns the 16-byte rows that stmatrix stores, as `(warps * 8 * registers,)` of `CHUNK`.  `trans` means `.trans`.
 
     The rows have the order of the lanes that give their addresses: the first `8 * len(registers)` of each warp.  A
     register is (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.

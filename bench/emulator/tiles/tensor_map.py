@@ -2,12 +2,11 @@
 
 A map holds the arguments of cuTensorMapEncodeTiled in 128 bytes, after the same checks.  NVIDIA does not publish the
 real layout of these bytes.  So this module uses its own layout, for maps of the host and for maps that
-`tensormap.replace` makes on the device.  128 zero bytes are an empty map, as on sm_90a, where a kernel may start from
-zeroed shared memory.
+`tensormap.replace` makes on the device.  128 zero bytes are an empty map: on sm_90a, a kernel may start from zeros.
 
 PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  Its
 swizzle depends on the bits of the shared address.  A load fills elements outside of the tensor; a store leaves them
-unchanged.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
+unchanged.  Results that do not depend on the coordinates are cached.  So each tile of a loop costs two additions.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FILLS = ("zero", "nan")
 """The values that a load writes for elements out of bounds, in the order of PTX's .fill_mode."""
 
 _MAGIC_NUMBER = 0x70616D5F62616C66
-_FIELDS = np.dtype(
+_MAP_DTYPE = np.dtype(
     [
         ("magic", "<u8"),
         ("global_address", "<u8"),
@@ -53,7 +52,7 @@ _FIELDS = np.dtype(
         ("unused", "u1", (20,)),
     ]
 )
-_NUM_CODES = {
+_CODE_COUNTS = {
     "elemtype": len(ELEMENT_TYPES),
     "interleave_layout": 3,
     "swizzle_mode": len(SWIZZLES),
@@ -61,7 +60,7 @@ _NUM_CODES = {
 }
 BOX_ALIGNMENT = 128
 """The alignment in bytes of the shared address of a box."""
-_INTEGER_KINDS = {"u": "u", "s": "i"}
+_NUMPY_INTEGER_KINDS = {"u": "u", "s": "i"}
 _INTEGER_TYPES = ("u32", "s32", "u64", "s64")
 REDUCIBLE_TYPES = {
     "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
@@ -171,7 +170,7 @@ class TensorMap:
 
     def pack(self) -> bytes:
         """Packs the map into 128 bytes, for `unpack` and `replace`."""
-        record = np.zeros((), _FIELDS)
+        record = np.zeros((), _MAP_DTYPE)
         record["magic"], record["global_address"] = _MAGIC_NUMBER, self.address
         array_fields = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
         for name, values in {**array_fields, "element_stride": self.element_strides}.items():
@@ -208,18 +207,18 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
-    field has none.  `value` is the field's new value.  For rank, it is the rank minus one; for a mode, its number in
-    PTX's table.  A global_stride is in bytes.  Code for PTX versions up to 8.5, such as Triton's, gives it in units of
-    16 bytes (`stride_unit` is 16), because ptxas shifted it.  Other fields may still be unset.  Raises `ValueError` on
-    an unknown field or a value that no map can hold."""
+    field has none.  `value` is the new value.  For rank, it is the rank minus one; for a mode, its number in PTX's
+    table.  For global_stride, it is in units of `stride_unit` bytes.  Code for PTX up to 8.5, such as Triton's, needs
+    16 bytes, because ptxas shifted the value.  Other fields may still be unset.  Raises `ValueError` on an unknown
+    field or a value that no map can hold."""
     record = _record(raw)
-    if field not in (_FIELDS.names or ())[1:-1]:
-        raise ValueError(f"field: expected one of {(_FIELDS.names or ())[1:-1]}, got {field!r}")
+    if field not in (_MAP_DTYPE.names or ())[1:-1]:
+        raise ValueError(f"field: expected one of {(_MAP_DTYPE.names or ())[1:-1]}, got {field!r}")
     field_entries = record[field].reshape(-1)
     if not 0 <= ordinal < field_entries.size:
         raise ValueError(f"ordinal: expected 0 to {field_entries.size - 1} for {field}, got {ordinal}")
     value = int(value) * (stride_unit if field == "global_stride" else 1)
-    value_limit = _NUM_CODES.get(field, np.iinfo(field_entries.dtype).max + 1)
+    value_limit = _CODE_COUNTS.get(field, np.iinfo(field_entries.dtype).max + 1)
     if not 0 <= value < value_limit:
         raise ValueError(f"{field}: expected 0 to {value_limit - 1}, got {value}")
     if record[field].ndim:
@@ -234,7 +233,7 @@ def _record(raw: bytes) -> np.ndarray:
     """Returns a writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
     if len(raw) != MAP_BYTES:
         raise ValueError(f"tensor map: expected {MAP_BYTES} bytes, got {len(raw)}")
-    record = np.frombuffer(raw, _FIELDS).copy().reshape(())
+    record = np.frombuffer(raw, _MAP_DTYPE).copy().reshape(())
     if int(record["magic"]) != _MAGIC_NUMBER and any(raw):
         raise ValueError(f"tensor map: expected bytes that a TensorMap packed, got {bytes(raw[:16]).hex()}...")
     return record
@@ -284,7 +283,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the units' global offsets from the first element, and their shared addresses for a box at `phase`."""
+    """Returns the global and the shared offsets of a box's units.  The box starts at byte `phase` of a swizzle."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -340,7 +339,7 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     if element not in REDUCIBLE_TYPES[op]:
         raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     word_dtype = UNSIGNED[ELEMENT_BYTES[element]]
-    is_integer = element[0] in _INTEGER_KINDS
+    is_integer = element[0] in _NUMPY_INTEGER_KINDS
     old, new = old.view(word_dtype), new.view(word_dtype)
     if op == "inc":
         return np.where(old >= new, np.uint32(0), old + np.uint32(1))
@@ -349,6 +348,6 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     combine_function = REDUCTION_UFUNCS[op]
     if element in ("f16", "bf16"):
         return np.asarray(encode(combine_function(decode(old, element), decode(new, element)), element))
-    numpy_kind = f"{_INTEGER_KINDS[element[0]] if is_integer else 'f'}{word_dtype.itemsize}"
+    numpy_kind = f"{_NUMPY_INTEGER_KINDS[element[0]] if is_integer else 'f'}{word_dtype.itemsize}"
     combined_bits: np.ndarray = combine_function(old.view(numpy_kind), new.view(numpy_kind)).view(word_dtype)
     return loaded(combined_bits, element) if element.endswith(".ftz") else combined_bits

@@ -20,8 +20,8 @@ def run(lab: Lab) -> Study:
     answer.  The prediction assumes that all steps take equally long.  Then only the answers' lengths matter."""
     count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
     generator, lengths = random.Random(0), [1] * count
-    for first_index in range(0, count, BATCH):
-        lengths[first_index + generator.randrange(BATCH)] = longest_answer
+    for batch_start in range(0, count, BATCH):
+        lengths[batch_start + generator.randrange(BATCH)] = longest_answer
     llm = lab.llm(max_num_seqs=BATCH, max_model_len=256, num_kv_blocks=512, prefix_caching=False)
     prompts = draw_prompts(llm, count, 6, seed=0)
     _tokens_per_s(llm, prompts[:BATCH], lengths[:BATCH])  # the first steps allocate
@@ -52,11 +52,11 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Returns the speed-up that the lengths allow: static steps / continuous steps, with one token per step."""
-    end_steps = [0] * BATCH
+    """Returns the speed-up that the lengths allow: the steps of static batching / the steps of continuous batching."""
+    end_step_by_slot = [0] * BATCH
     for length in lengths:
-        heapreplace(end_steps, end_steps[0] + length)
-    return sum(max(lengths[start : start + BATCH]) for start in range(0, len(lengths), BATCH)) / max(end_steps)
+        heapreplace(end_step_by_slot, end_step_by_slot[0] + length)
+    return sum(max(lengths[start : start + BATCH]) for start in range(0, len(lengths), BATCH)) / max(end_step_by_slot)
 
 
 def _tokens_per_s(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:

@@ -10,11 +10,11 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """Prefills one long prompt while four other sequences decode, with several chunk sizes.  Measures the longest time
-    between two tokens of the four sequences, and the TTFT of the long prompt.
+    """Prefills one long prompt in chunks while four other sequences decode, with several chunk sizes.  For each size,
+    measures the longest gap between two tokens of a decoding sequence, and the TTFT of the long prompt.
 
-    The prediction assumes that the time of an engine step is proportional to its number of tokens.  A smaller chunk
-    then makes the longest gap between tokens shorter.  The TTFT stays the same."""
+    The prediction assumes that the time of an engine step is proportional to its number of tokens.  So a smaller chunk
+    makes the longest gap shorter, and does not change the TTFT."""
     prompt_len, num_decodes = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
     llm = lab.llm(max_model_len=prompt_len + 64, max_num_seqs=num_decodes + 1, num_kv_blocks=1024, prefix_caching=False)
@@ -22,8 +22,8 @@ def run(lab: Lab) -> Study:
     for chunk in chunks:
         params = SamplingParams(max_tokens=prompt_len // chunks[0] + 24, ignore_eos=True)
         # The first turn allocates.
-        turns = [_steps_ms(llm, chunk, prompt_len, num_decodes, params, repeat) for repeat in range(lab.size(4, 2))][1:]
-        gap, ttft_ms = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
+        tries = [_steps_ms(llm, chunk, prompt_len, num_decodes, params, repeat) for repeat in range(lab.size(4, 2))][1:]
+        gap, ttft_ms = spread([max(steps) for steps in tries]), spread([sum(steps) for steps in tries])
         rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": ttft_ms[0]})
     for row in rows:
         row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + num_decodes) / (prompt_len + num_decodes)}

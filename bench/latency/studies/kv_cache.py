@@ -1,4 +1,4 @@
-"""Measures whether a KV cache keeps the time of the next token the same when the text becomes longer."""
+"""Measures how the time of the next token depends on the length of the text, with and without a KV cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
-    """Measures the time of the next token after texts of several lengths, with the KV cache and without the cache.
+    """Measures the time of the next token after texts of several lengths, with a KV cache and without a KV cache.
 
     Without the cache, the engine computes the whole text again for each token.  So the predicted time is the prefill
-    time of the text.  The claim has two parts: with the cache the time stays the same, and without the cache the time
-    grows. The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
+    time of the text.  The claim has two parts.  With the cache, the time stays the same.  Without the cache, the time
+    grows.  The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
     work on the machine disturbs all lengths equally."""
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
-    """Returns three times in ms: the next token with the cache, the prefill, and the next token without the cache."""
+    """Returns three durations in ms: next token with the cache, prefill, and next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
         cached_s, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:

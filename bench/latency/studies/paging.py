@@ -15,13 +15,13 @@ PAGE_TOKENS = 16
 
 
 def run(lab: Lab) -> Study:
-    """Counts the sequences that run at once in the same memory, and the share of reserved memory that holds no tokens.
+    """Counts the sequences that run at once in the same memory, and the share of the reserved memory that is empty.
 
-    A contiguous KV cache reserves the longest context for each sequence.  A paged cache holds the prompt and on average
-    half of the answer, rounded up to whole pages.  The predicted number of sequences is the total memory divided by the
-    memory of one sequence.  The study counts only tokens, so the results are the same on any machine.  On average half
-    a page of each sequence is empty.  The lengths of the sequences are near those of the ShareGPT data set.  If
-    sequences have fewer than 200 tokens, a cache with pages of this size always wastes at least 4%."""
+    A contiguous KV cache reserves the longest context for each sequence.  A paged cache reserves whole pages for the
+    prompt and, on average, half of the answer.  The predicted number of sequences is the total memory divided by the
+    memory of one sequence.  The study only counts tokens, so the results are the same on any machine.  The sequences
+    are about as long as in the ShareGPT data set.  A page has 16 tokens, and each sequence leaves half a page empty on
+    average.  So sequences with fewer than 200 tokens waste at least 4%."""
     rows: list[dict[str, Any]] = []
     max_context = lab.size(1024, 64)
     memory_tokens = 3 * max_context

@@ -15,11 +15,11 @@ BITS_BY_DTYPE = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 def run(lab: Lab) -> Study:
     """Measures the ITL of one sequence for each weight dtype.  Compares the logits and the greedy text with those of
-    fp32. On a GPU the study omits int8, because the engine supports int8 weights only on CPUs.
+    fp32.  On a GPU the study omits int8, because the engine supports int8 weights only on CPUs.
 
     A decode step reads all weights.  So the predicted change of the ITL is the ratio of the weights' bytes.  The claim
-    says that the error of the logits is small.  For this part, the verdict is "holds" up to an error of 1%, and "holds
-    in part" up to 10%."""
+    also says that the error of the logits is small.  The verdict on this error is "holds" up to 1%, and "holds in part"
+    up to 10%."""
     rows: list[dict[str, Any]] = []
     steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
     for dtype, bits in BITS_BY_DTYPE.items():
@@ -31,10 +31,10 @@ def run(lab: Lab) -> Study:
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
         text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
-        matches = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
+        token_matches = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
         error = float((logits - fp32_logits).norm() / fp32_logits.norm())
         row = {"weights": dtype, "bits": bits, "itl_ms": itl_ms, "low_ms": low_ms, "high_ms": high_ms, "error": error}
-        rows.append(row | {"same_tokens": sum(matches) / len(matches)})
+        rows.append(row | {"same_tokens": sum(token_matches) / len(token_matches)})
         if llm.device.type == "cuda" and bits == 16:
             break
     fp32, last = rows[0], rows[-1]

@@ -122,13 +122,13 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
             name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{METRIC_PREFIX}{level}_")
         }
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        mb_in, mb_modelled, mb_out, *mb_in_sectors = (
+        read_mb, modelled_mb, write_mb, *mb_in_sectors = (
             mb.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
         )
-        for lengths, value in zip(parts.values(), (mb_in - mb_modelled, mb_modelled, mb_out), strict=True):
+        for lengths, value in zip(parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
             lengths.append(value)
-        text = f"{three_digits(mb_in + mb_out)} MB: {three_digits(mb_in)} read, {three_digits(mb_out)} written"
-        if sum(mb_in_sectors) > mb_in + mb_out:
+        text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
+        if sum(mb_in_sectors) > read_mb + write_mb:
             text += f"; in sectors {three_digits(sum(mb_in_sectors))}"
         texts.append(text if mb else UNSEEN_TEXT)
     return Panel(title, parts, texts)

@@ -123,8 +123,8 @@ def setting(record: Record) -> str:
     environment = record.environment
     gpu = environment.get("gpu") or {}
     if record.device == "cuda" or (record.device is None and gpu):
-        locked_mhz = (record.clocks or {}).get("locked_sm_clock_mhz")
-        clocks_text = "clocks free" if locked_mhz is None else f"clocks locked at {locked_mhz:g} MHz"
+        locked_clock_mhz = (record.clocks or {}).get("locked_sm_clock_mhz")
+        clocks_text = "clocks free" if locked_clock_mhz is None else f"clocks locked at {locked_clock_mhz:g} MHz"
         return f"driver {gpu.get('driver') or 'unknown'}, {clocks_text}"
     threads = environment.get("threads")
     return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"

@@ -33,12 +33,12 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     """Finds the points at which the level of the times changes.  `logs` are natural logarithms of the times in order.
     Returns the index of the first point of each new level.
 
-    The function tries all partitions into pieces of 2 points or more, and takes the cheapest partition.  The cost of a
-    piece is the sum of |x - median| over the piece, in standard deviations of the noise.  So one slow run hardly raises
-    the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations this price finds a false step
-    in at most 1% of normal series of 5 to 100 points.  If every tenth run is 8 deviations slow, it finds a false step
-    in 2% of series.  With 3 points after a step of 5 deviations, it finds the step in over 75% of series.  With 5
-    points it finds the step in 98% (checked by `tests/report/test_history.py`).
+    The function tries all partitions into pieces of 2 points or more, and takes the partition with the lowest cost.
+    The cost of a piece is the sum of |x - median| over its logarithms x, in standard deviations of the noise.  So one
+    slow run hardly raises the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations, the
+    function finds a false step in at most 1% of normal series of 5 to 100 points.  If every tenth run is 8 deviations
+    slow, it finds a false step in 2% of series.  With 3 points after a step of 5 deviations, it finds the step in over
+    75% of series.  With 5 points it finds the step in 98% (checked by `tests/report/test_history.py`).
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -175,8 +175,8 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
     """Returns a text for each point at which other software or the config differs from the previous point."""
     marks = {}
     for index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
-        changed_values = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
-        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in changed_values if old != new)
+        value_pairs = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
+        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in value_pairs if old != new)
     return {index: text for index, text in marks.items() if text}
 
 
@@ -185,8 +185,8 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
     earlier points of its level, which begins at the index `begin`.
 
     A point is unusual if its z-score is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).
-    The spread of a short history is uncertain.  So the limit is then larger: about 0.5% of normal points lie beyond it.
-    """
+    It must also differ from the median of the earlier points by more than the share `limit`.  A short history has an
+    uncertain spread.  So its limit of the z-score is larger: about 0.5% of normal points lie beyond it."""
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False
@@ -196,7 +196,7 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
-    """Returns the name of a point: its commit, or else its time.  A + after the commit means uncommitted changes."""
+    """Returns the name of a point: its commit, or else its time.  A `+` after the commit means uncommitted changes."""
     commit, (date, _, clock) = point.record.commit, point.record.timestamp.partition("T")
     if not commit:
         return f"{date} {clock[:5]}"

@@ -67,7 +67,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises as `Engine.check` does.  Ray calls this every `HEALTH_S` seconds and replaces a failed replica."""
+        """Raises like `Engine.check`.  Ray calls this every `HEALTH_S` seconds and replaces a failed replica."""
         self._engine.check()
 
 

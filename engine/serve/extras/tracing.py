@@ -25,13 +25,13 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
     except ImportError as error:
         raise ValueError(f"otlp_endpoint: needs `pip install 'rooflab[tracing]'`: {error}") from error
 
-    provider = TracerProvider(resource=Resource.create({"service.name": "rooflab"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
-    tracer = provider.get_tracer("rooflab")
-    offset_ns = time.time_ns() - time.perf_counter_ns()
+    trace_provider = TracerProvider(resource=Resource.create({"service.name": "rooflab"}))
+    trace_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
+    tracer = trace_provider.get_tracer("rooflab")
+    clock_offset_ns = time.time_ns() - time.perf_counter_ns()
 
     def at(seconds: float) -> int:
-        return offset_ns + int(seconds * 1e9)
+        return clock_offset_ns + int(seconds * 1e9)
 
     def ended(call: Call) -> None:
         token_times_s = [answer_times for answer_times in call.token_times_s if answer_times]
@@ -59,4 +59,4 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
                 tracer.start_span(name, span_scope, start_time=at(start)).end(at(last_token_s if end is None else end))
         span.end(at(last_token_s))
 
-    return ended, provider.shutdown
+    return ended, trace_provider.shutdown
