@@ -142,7 +142,7 @@ class Subset:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Returns the wanted schemes that an op has.  May fall back to the op's first scheme if the caller named none."""
+        """Returns the wanted schemes that an op has.  May return the op's first scheme if the caller named none."""
         names = [name for name in self.scheme_names if name in schemes]
         return names if names or self.schemes else list(schemes[:1])
 

@@ -30,7 +30,7 @@ CUDA_MAX_ELEMENTS = 2**31
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the moved bytes.  On a CPU, codes count once per four rows of `a`.  On CUDA, conversions to and from fp32 count."""
+    """Counts the moved bytes.  On a CPU, codes count once per four rows of `a`.  On CUDA, fp32 copies count."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":

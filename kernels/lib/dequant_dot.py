@@ -198,8 +198,8 @@ def _add_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the moved bytes.  `a` counts once.  The weight counts once per tile of rows of `a`, as if L2 did not keep it.  The
-    partial sums of a split K count twice: written and read."""
+    """Counts the moved bytes.  `a` counts once.  The weight counts once per tile of rows of `a`, as if L2 did not keep
+    it.  The partial sums of a split K count twice: written and read."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
     partial_bytes = 4 * config.split * M * N if config.split > 1 else 0

@@ -5,7 +5,7 @@ keys of one page and head, at least 8 tokens at a time.
 
 A row is one query of one head of the group, as in `chunked`.  Two warpgroups have 64 rows each.  In each, the matmul of
 one block's weights and values overlaps the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  CTAs are persistent.  A page may hold NaN past the end of its sequence, so the producer writes zeros there.
+2407.08608).  CTAs are persistent.  A page may hold NaN past the end of its sequence: the producer writes zeros there.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
@@ -114,8 +114,7 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     """Loads a block of keys or values of the pages, from row `row` on.  TMA gives zeros for page -1.
 
     A sum over the warp passes a page number from its lane to the copy.  This sum is one instruction, which writes a
-    uniform register.  `boxes` is `BLOCK_N // BOX`.  It is no constant, so that the compiler does not unroll the loop:
-    16 unrolled boxes spill registers."""
+    uniform register.  `boxes` is `BLOCK_N // BOX`, but no constant: 16 unrolled boxes spill registers."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
