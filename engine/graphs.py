@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from rooflab.engine.batch import DecodeBatch
@@ -90,7 +91,7 @@ class DecodeReplays:
         self._forward = forward
         self._logits = logits
         self._batch = batch
-        self._ids = torch.zeros(len(logits), dtype=torch.int64)
+        self._ids = np.zeros(len(logits), np.int64)
 
     def __call__(self, drawn: torch.Tensor) -> torch.Tensor | None:
         """Returns the logits of the next decode step, or None if the step must run eagerly.  The next call overwrites
@@ -99,7 +100,7 @@ class DecodeReplays:
         if not 0 < n <= len(self._logits) or (self.refusals and bucket_of(n) in self.refusals):
             return None
         self._batch.prepare()
-        torch.index_select(drawn, 0, torch.from_numpy(self._batch.source[:n]), out=self._ids[:n])
+        self._ids[:n] = drawn.numpy()[self._batch.source[:n]]
         recording = self.recordings.get((n, torch.get_num_threads()))
         note_time = recording and self.note_time  # the first step is an eager one too, whose ops are timed then
         recording = recording or self._record(n)
@@ -112,9 +113,9 @@ class DecodeReplays:
 
     def _step(self, n: int) -> torch.Tensor:
         batch = self._batch
-        arrays = (batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
-        positions, slots, table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
-        return self._forward(StepInput(self._ids[:n], positions, slots, table, lengths))
+        arrays = (self._ids, batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
+        ids, positions, slots, table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
+        return self._forward(StepInput(ids, positions, slots, table, lengths))
 
     def _record(self, n: int) -> Recording | None:
         try:

@@ -51,12 +51,14 @@ def prefilter(
         torch.argmax(logits, dim=-1, out=tokens)
         check_rows(logits.gather(1, tokens[:, None])[:, 0])  # argmax takes a NaN for the largest value
     else:
-        _draw(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
+        draw_rows(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
     if logprob_ids is not None and logprobs is not None:
-        _note_logprobs(logits, tokens, logprob_ids, logprobs)
+        fill_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
-def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
+def draw_rows(
+    rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor
+) -> None:
     """Writes the drawn tokens to `out` (B,).  `settings` are the temperature, top_k, top_p and min_p of each row."""
     kept_tokens: list[tuple[int, Tensor, Tensor]] = []
     for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
@@ -82,7 +84,7 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
             out[b] = ids[row_scores.argmax()]
 
 
-def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
+def fill_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
     """Fills `ids` and `values` (log-probabilities), (B, 1 + n).  Sorts only tokens from the n-th largest logit on."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
