@@ -6,10 +6,12 @@ import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
+from rooflab.bench.core.check import check_kernel
 from rooflab.kernels import _native
 from rooflab.kernels._native import built
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import get_scheme
 
 pytestmark = pytest.mark.needs("C++ compiler")
 SOURCE = '#include "_native.h"\nextern "C" int run(int a, i64 b, float c) { return a + b + (c > 0.5f); }\n'
@@ -90,3 +92,29 @@ def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads(threads):
         threads(count)
         found.append(int(get_kernel("softmax", "mine").fn(torch.ones(1, 1))))
     assert found == [1, 3, 1]
+
+
+INSTRUCTIONS = {
+    "this processor": (),
+    "no bf16 products": ("-DWITHOUT_BF16",),
+    "AVX2": ("-march=x86-64-v3",),
+    "plain": ("-march=x86-64",),
+}
+
+
+@pytest.mark.parametrize("options", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
+@pytest.mark.parametrize("op", ("gemm_w4a16", "gemm_w8a16"))
+def test_each_set_of_instructions_gives_a_product_within_the_tolerance(monkeypatch, tmp_path, op, options):
+    if options == INSTRUCTIONS["AVX2"] and "avx2" not in _native.processor().split():
+        options = INSTRUCTIONS["plain"]
+    monkeypatch.setattr(_native, "COMPILER_OPTIONS", (*_native.COMPILER_OPTIONS, *options))
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    built.cache_clear()
+    try:
+        spec, kernel = get_op(op), get_kernel(op, "native")
+        for case in (*spec.cases["smoke"], *spec.cases["edge"][:4]):
+            for scheme in spec.schemes:
+                result = check_kernel(kernel, spec, case, get_scheme(scheme), planted=False)
+                assert result.status == "OK", f"{case.id} {scheme}: {result.reason}"
+    finally:
+        built.cache_clear()
