@@ -16,10 +16,11 @@ all rows until the longest answer ends.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import random
+import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ import torch
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
-from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
 from rooflab.engine.options import CODES, DTYPES
@@ -131,12 +131,20 @@ def batch_of_transformers(model: Any, requests: list[tuple[list[int], int]]) -> 
     return BatchReading(1e3 * (time.perf_counter() - began))
 
 
-def load_llama_cpp(path: Path, threads: int) -> Any:
-    """The model with its own Q4_1 weights.  Raises `ValueError` without llama-cpp-python."""
+def load_llama_cpp(path: Path, threads: int, dtype: str) -> Any:
+    """The model in llama.cpp, with its own Q4_1 weights or, beside int8 and int4, requantised as Q8_0 and Q4_0.
+
+    Raises `ValueError` without llama-cpp-python."""
     try:
-        from llama_cpp import Llama
+        from llama_cpp import Llama, llama_cpp
     except ImportError:
         raise ValueError("against: llama.cpp needs the package llama-cpp-python, which is not installed") from None
+    kinds = {"int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+    if dtype in kinds:
+        own, path = path, Path(tempfile.mkdtemp()) / f"{dtype}.gguf"
+        options = llama_cpp.llama_model_quantize_default_params()
+        options.ftype, options.allow_requantize = kinds[dtype], True
+        llama_cpp.llama_model_quantize(str(own).encode(), str(path).encode(), ctypes.byref(options))
     return Llama(str(path), n_ctx=PROMPT_TOKENS + NEW_TOKENS, n_threads=threads, n_threads_batch=threads, verbose=False)
 
 
@@ -166,7 +174,7 @@ def compare(
     ids = llm.tokenizer.encode(text)[:PROMPT_TOKENS]
     sides: dict[str, Callable[[], Any]]
     if against == "llama.cpp":
-        other = load_llama_cpp(path, torch.get_num_threads())
+        other = load_llama_cpp(path, torch.get_num_threads(), dtype)
         sides = {"engine": lambda: read_engine(llm, ids), against: lambda: read_llama_cpp(other, ids)}
     else:
         other = load_transformers(path, DTYPES[dtype])
@@ -192,31 +200,8 @@ def compare(
         result[f"engine_{metric}"], result[f"{against}_{metric}"] = float(np.median(own)), float(np.median(theirs))
         result[f"{metric.removesuffix('_ms')}_ratio"] = float(np.median(ratios))
         result[f"{metric.removesuffix('_ms')}_ratio_range"] = [float(ratios.min()), float(ratios.max())]
-    if not requests:
-        table = time_ops(llm, ids[:ITL_CONTEXT])
-        result |= {f"step_{op}_{name}": value for op, row in table.items() for name, value in row.items()}
     result["readings"] = {name: [asdict(reading) for reading in values] for name, values in readings.items()}
     return result
-
-
-def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, float]]:
-    """By op: `calls` and `us` per step, and `share` of the step, over `steps` decode steps after the prompt `ids`.
-
-    The rest of the step is `host`.  On a GPU the times are those of launches, because no call is awaited.
-    """
-    spent: Spent = defaultdict(list)
-    request = llm.add_request(ids, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
-    while not any(sequence.output_ids for sequence in llm.scheduler.running):
-        llm.step()
-    with timed_ops(llm.runner, spent):
-        began = time.perf_counter()
-        for _ in range(steps):
-            assert [sequence.request_id for sequence in llm.step()] == [request], "it is alone"
-        whole_us = 1e6 * (time.perf_counter() - began) / steps
-    llm.step()
-    table = {op: {"calls": len(own) / steps, "us": 1e6 * sum(own) / steps} for op, own in spent.items()}
-    table["host"] = {"calls": 1.0, "us": whole_us - sum(row["us"] for row in table.values())}
-    return {op: {**row, "share": row["us"] / whole_us} for op, row in sorted(table.items(), key=lambda i: -i[1]["us"])}
 
 
 def write_engine_numbers(folder: Path, case: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
