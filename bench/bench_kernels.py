@@ -43,12 +43,12 @@ def timeable() -> Iterator[Any]:
                 is_interpreted = kernel.backend == "triton" and interpreting()
                 if kernel.why_not_here(pick_device(None)) is None and not is_interpreted:
                     scheme = scheme_here(spec)
-                    group = pytest.mark.benchmark(
+                    benchmark_mark = pytest.mark.benchmark(
                         group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
                     # Texts: pytest-benchmark can store texts, and group new and stored results by texts.
                     names = (spec.name, kernel.name, case.id, scheme)
-                    yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=group)
+                    yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=benchmark_mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -78,14 +78,14 @@ def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case
     status, reason = gate(op, kernel)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
     input_copies = Rotation.copies(*input_args, SEED)
-    rotation, first_check = Rotation(target_kernel, spec, input_copies), Unseen(*input_args, input_copies, SEED)
+    input_rotation, first_check = Rotation(target_kernel, spec, input_copies), Unseen(*input_args, input_copies, SEED)
 
     def afterwards() -> str | None:
-        if fault := first_check.wrong({"": rotation}).get(""):
+        if fault := first_check.wrong({"": input_rotation}).get(""):
             return fault
         second_check = Unseen(*input_args, input_copies, SEED)
         for _ in input_copies:
-            rotation()
-        return second_check.wrong({"": rotation}).get("")
+            input_rotation()
+        return second_check.wrong({"": input_rotation}).get("")
 
-    kernel_benchmark(rotation, cost=spec.cost_of(input_copies[0]), afterwards=afterwards)
+    kernel_benchmark(input_rotation, cost=spec.cost_of(input_copies[0]), afterwards=afterwards)

@@ -59,19 +59,19 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Maps each kernel that was fastest at some sizes to a text, which names these sizes and the last loaded model."""
+    """Maps kernel ids to texts that say at which sizes the kernel was fastest, in the engine's newest timings."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
-    choice: dict[str, Json] = next(known(), {"times_us": {}})
+    timings: dict[str, Json] = next(known(), {"times_us": {}})
     kernel_buckets: dict[str, list[str]] = {}
-    for op, op_times in choice["times_us"].items():
+    for op, op_times in timings["times_us"].items():
         for bucket in map(bucket_of, BUCKET_ROWS):
             if bucket_times := op_times.get(bucket):
                 kernel_buckets.setdefault(f"{op}/{min(bucket_times, key=bucket_times.__getitem__)}", []).append(bucket)
-    texts = {name: f"fastest for {choice['model']} in {' '.join(buckets)}" for name, buckets in kernel_buckets.items()}
+    texts = {name: f"fastest for {timings['model']} in {' '.join(buckets)}" for name, buckets in kernel_buckets.items()}
     unsure_kernels = {
         name
-        for op, unsure_bucket in choice.get("provisional", ())
+        for op, unsure_bucket in timings.get("provisional", ())
         for name in texts
         if name.startswith(f"{op}/") and unsure_bucket in kernel_buckets[name]
     }
@@ -106,15 +106,15 @@ def run_benches(
 ) -> list[Record]:
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    A case is skipped if `into` has the records of all its kernels at the start.  `planted_before` holds the (id,
-    scheme) of kernels that have already been checked with adversarial inputs.  With a time limit, a kernel may get less
-    time than its budget, and a broken CUDA context raises `ContextBroken`."""
+    A case is skipped if `into` has the records of all its kernels at the start.  `planted_before` holds the pairs
+    (kernel id, dtype scheme) that were already checked with adversarial inputs.  A time limit can shorten the timing of
+    each kernel.  With a time limit, a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     deadline = time.monotonic() + settings.limit_s
     measured_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
-    share_s = max(MIN_TIMING_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
-    settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, share_s))
+    kernel_budget_s = max(MIN_TIMING_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
+    settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, kernel_budget_s))
     for op, kernels in _with_baselines(chosen).items():
         spec = registry.get_op(op)
         for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
@@ -166,9 +166,9 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  An emulated call has its counted
-    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` with `name` if no
-    record can be drawn."""
+    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  An emulated call is drawn with its
+    counted bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` if no record
+    can be drawn; `name` tells the user which records these are."""
     device, note = resolve(gpu)
     points, unplaced_reasons = placed_on(records, device)
     if not points:

@@ -96,7 +96,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     for text in finding_texts:
         show.line(text, "yellow")
     with show.waiting("3 pictures"):
-        figures = draw_records(records, folder)
+        figure_paths = draw_records(records, folder)
         report = write_report([folder], folder / "report.html", "The lab on this machine")
     summary = {
         "wrong": wrong_count,
@@ -108,11 +108,11 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
-        "figures": [path.name for path in figures],
+        "figures": [path.name for path in figure_paths],
         "engine": engine,
     }
     write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
-    png_paths = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
+    png_paths = ", ".join(str(folder / path.name) for path in figure_paths if path.suffix == ".png")
     show.line(f"\n3 roofline  {png_paths or 'none: every time is NOISY'}", "bold")
     show.line(f"  report    {report.file}")
     show.line(f"  all       {folder / 'summary.json'}, after {summary['seconds']:.0f} s")
@@ -130,10 +130,12 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
     show.line(HEADER, "dim")
     checkers = Checkers(device)
-    for op, spec in registry.ops().items():
-        scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
+    for op, op_spec in registry.ops().items():
+        scheme = (
+            next(iter(op_spec.schemes)) if default_scheme(device) not in op_spec.schemes else default_scheme(device)
+        )
         checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
-        case = largest_case(spec, spec.get_cases(suite_name), get_scheme(scheme), BENCH_FLOPS)
+        case = largest_case(op_spec, op_spec.get_cases(suite_name), get_scheme(scheme), BENCH_FLOPS)
         benches = Selection.of(op, None, [], [case.id], [scheme], None)
         with show.progress(op, len(checks) + count_benches(benches), ended=False) as advance:
             op_results = []
@@ -142,9 +144,9 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
                 op_results.append(result)
                 advance(result.kernel)
             wrong_names = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
-            names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
-            right_kernels = frozenset((f"{op}/{name}", scheme) for name in names)
-            timings = run_benches(benches, Settings(budget_s=budget_s), writer, advance, planted_before=right_kernels)
+            passed_names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
+            passed_kernels = frozenset((f"{op}/{name}", scheme) for name in passed_names)
+            timings = run_benches(benches, Settings(budget_s=budget_s), writer, advance, planted_before=passed_kernels)
         _show_op(op, op_results, timings)
         results += op_results
         records += timings
@@ -161,12 +163,14 @@ def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
 
 def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record]) -> None:
     (row,) = best_of_each_op(records) or [{}]
-    best = row.get("best")
-    roof = next((record.bound_fraction for record in records if record.kernel == best), None)
+    best_kernel = row.get("best")
+    roof = next((record.bound_fraction for record in records if record.kernel == best_kernel), None)
     texts = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
-    ratio, ok_count = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
+    vs_library, ok_count = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
     show.line(
-        ROW_FORMAT.format(op, *texts[:2], best or "-", texts[2], ratio, "" if roof is None else f"{roof:.0%}", ok_count)
+        ROW_FORMAT.format(
+            op, *texts[:2], best_kernel or "-", texts[2], vs_library, "" if roof is None else f"{roof:.0%}", ok_count
+        )
     )
     for result in results:
         if result.status not in ("OK", *NOT_RUN):
@@ -222,16 +226,19 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     single_run = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
     show.line(f"\n\nTTFT {single_run.summary.ttft_p50_ms:.0f} ms, {_itl(single_run)}", "bold")
     with show.waiting(f"            {len(prompts)} prompts at once"):
-        batch = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
+        batch_run = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
     rows = []
-    for name, run in (("one prompt", single_run), (f"{len(prompts)} prompts at once", batch)):
-        writer.write(engine_record(llm, run, name, {"max_tokens": params.max_tokens}, writer.run_id))
-        rows.append({"run": name, "status": run.status, "reason": run.noise, **asdict(run.summary)})
+    for name, engine_run in (("one prompt", single_run), (f"{len(prompts)} prompts at once", batch_run)):
+        writer.write(engine_record(llm, engine_run, name, {"max_tokens": params.max_tokens}, writer.run_id))
+        rows.append(
+            {"run": name, "status": engine_run.status, "reason": engine_run.noise, **asdict(engine_run.summary)}
+        )
     result = {
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
-            {"prompt": prompt, "text": result["text"]} for prompt, result in zip(prompts, batch.outputs, strict=True)
+            {"prompt": prompt, "text": result["text"]}
+            for prompt, result in zip(prompts, batch_run.outputs, strict=True)
         ],
         "first_answer": single_run.outputs[0]["text"],
     }

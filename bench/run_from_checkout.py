@@ -43,7 +43,7 @@ def namespace(root: Path, build: Path) -> Path:
 
 
 def carried(wheelhouse: Path, build: Path) -> Path | None:
-    """Unpacks the wheels in `wheelhouse` once.  Returns the folder, or None if there are no wheels."""
+    """Unpacks the wheels that the checkout carries in `wheelhouse`, once.  Returns the folder, or None without any."""
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
         return None

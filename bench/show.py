@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Sets what a `with` block prints: only the JSON result if `as_json` is true, else only tables and lines."""
+    """Chooses what a `with` block prints: only the JSON result if `as_json` is true, else only tables and lines."""
     global out, _as_json
     old_console = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -72,14 +72,15 @@ def table(
     head = None if title is None else Text(visible(title))
     gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
-        gap_width + sum(width if fixed else min(width, TEXT) for width, fixed in zip(widths, numeric, strict=True))
+        gap_width
+        + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, numeric, strict=True))
         > out.width
     ):
         return _as_lines(columns, cells, numeric, head)
     grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for name, is_number in zip(columns, numeric, strict=True):
-        fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
-        grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=fixed, overflow="fold")
+        is_fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
+        grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_fixed, overflow="fold")
     for row in cells:
         grid.add_row(*row)
     out.print(grid)
@@ -88,7 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints the first texts of each row on one line, and the names and values of the other columns below this line."""
+    """Prints each row as lines: the texts before the first number, then the names and values of the other columns."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -153,7 +154,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
     each item.  If `ended` is true, a line with the total time follows.
 
     If `lines` is true, the text of each item is printed on its own line, unless the result is JSON.  If standard error
-    is not a terminal, a line with the number of finished items is printed every `BEAT_S` seconds."""
+    is not a terminal, the function prints the number of finished items every `BEAT_S` seconds."""
     start_s, done = time.monotonic(), 0
 
     def state() -> str:
@@ -211,10 +212,14 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     time_columns = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
     table(timed_rows, ("op", "case", "scheme", "kernel", "role", *status, *time_columns), title)
     fine_statuses = ("OK", "UNSUPPORTED", "UNAVAILABLE")
-    untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
-    noisy = [row for row in rows if row["status"] == "NOISY"]
+    untimed_rows = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
+    noisy_rows = [row for row in rows if row["status"] == "NOISY"]
     notes = [row for row in rows if row["status"] == "OK" and row["reason"]]
-    for kind, subset, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", notes, "yellow")):
+    for kind, subset, style in (
+        ("not timed", untimed_rows, "dim"),
+        ("NOISY", noisy_rows, "yellow"),
+        ("note", notes, "yellow"),
+    ):
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for row in subset:  # NOISY readings with one cause differ only in the numbers
             groups.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
@@ -222,7 +227,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
             row_hint = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
             line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{row_hint}", style)
-    if noisy:
+    if noisy_rows:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:
         if row["status"] not in (*fine_statuses, "NOISY"):

@@ -35,7 +35,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends `sequence`.  The next step computes its last token: the token `source` of the last draw."""
+        """Appends `sequence`.  The next step computes its last token, which has index `source` in the last draw."""
         row, self.changed = len(self.rows), True
         self.rows.append(sequence)
         sequence.row = row
@@ -63,21 +63,21 @@ class DecodeBatch:
         """Computes `block_table`, `seq_lens` and `slot_mapping` of the step from the positions."""
         n = len(self.rows)
         positions = self.positions[:n]
-        advanced, self._advanced = self._advanced, False
+        was_advanced, self._advanced = self._advanced, False
         if not self.changed and (positions % self.block_size).all():  # no row begins a page
-            self.seq_lens[:n] += advanced
-            self.slot_mapping[:n] += advanced
+            self.seq_lens[:n] += was_advanced
+            self.slot_mapping[:n] += was_advanced
             return
         self.changed = False
-        block = positions // self.block_size
-        for row in np.flatnonzero(block >= self.num_blocks[:n]):
+        block_index = positions // self.block_size
+        for row in np.flatnonzero(block_index >= self.num_blocks[:n]):
             self.set_blocks(self.rows[row])
         np.add(positions, 1, out=self.seq_lens[:n], casting="same_kind")
-        pages = self.block_table[self._row_index[:n], block].astype(np.int64)
+        pages = self.block_table[self._row_index[:n], block_index].astype(np.int64)
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Adds 1 to every position, for the token that the step draws.  In this draw, row i's token has index i."""
+        """Adds 1 to every position, for the token that the step draws.  The draw has a token per row, in order."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

@@ -14,10 +14,10 @@ class BlockManager:
     """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
     A page is free, cached, or held by one or more sequences.  No sequence holds a cached page, but its content may be
-    used again.  A full page is published (offered for reuse) once it is computed: its content gets a number.  The key
-    of a page is the number of the content before it, and its tokens.  So one lookup per page finds the longest
-    published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If no page is
-    free, the least recently used cached page is given away.  A prefix loses its last page before its first page."""
+    used again.  Once a full page is computed, it is published (offered for reuse), and its content gets a number.  The
+    key of a page has two parts: the content number of the page before it, and its tokens.  So one lookup per page finds
+    the longest published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If
+    no page is free, the least recently used cached page is given away.  A prefix loses its last page first."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
@@ -56,9 +56,9 @@ class BlockManager:
         its last token, so that a step computes at least one token."""
         if not self.prefix_caching:
             return
-        size, content_id = self.block_size, 0
-        for start in range(0, (len(sequence) - 1) // size * size, size):
-            cached_page = self._published.get((content_id, tuple(sequence.token_ids[start : start + size])))
+        page_size, content_id = self.block_size, 0
+        for start in range(0, (len(sequence) - 1) // page_size * page_size, page_size):
+            cached_page = self._published.get((content_id, tuple(sequence.token_ids[start : start + page_size])))
             if cached_page is None:
                 break
             content_id, block = cached_page
@@ -67,7 +67,7 @@ class BlockManager:
             self.num_shared += self._holders[block] == 2
             sequence.block_ids.append(block)
             sequence.contents.append(content_id)
-        sequence.num_computed = len(sequence.block_ids) * size
+        sequence.num_computed = len(sequence.block_ids) * page_size
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Gives `sequence` enough pages for `num_tokens` tokens.  If too few are free, gives none and returns False."""
@@ -76,13 +76,13 @@ class BlockManager:
             return False
         for _ in range(missing_pages):
             if self._free:
-                block = self._free.pop()
+                new_block = self._free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
-                del self._published[self._key_of.pop(block)]
+                new_block, _ = self._cached.popitem(last=False)
+                del self._published[self._key_of.pop(new_block)]
                 self.evicted += 1
-            self._holders[block] = 1
-            sequence.block_ids.append(block)
+            self._holders[new_block] = 1
+            sequence.block_ids.append(new_block)
         return True
 
     def publish(self, sequence: Sequence, num_computed: int) -> None:
@@ -90,20 +90,20 @@ class BlockManager:
         tokens are written already.  If two pages have the same content, only the first page stays published."""
         if not self.prefix_caching:
             return
-        size, content_ids = self.block_size, sequence.contents
-        for index in range(len(content_ids), num_computed // size):
-            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
-            key = (content_ids[-1] if content_ids else 0, tokens)
-            published_page = self._published.get(key)
+        page_size, content_ids = self.block_size, sequence.contents
+        for page_index in range(len(content_ids), num_computed // page_size):
+            tokens = tuple(sequence.token_ids[page_index * page_size : (page_index + 1) * page_size])
+            page_key = (content_ids[-1] if content_ids else 0, tokens)
+            published_page = self._published.get(page_key)
             if published_page is None:
                 self._contents += 1
-                published_page = self._published[key] = (self._contents, sequence.block_ids[index])
-                self._key_of[published_page[1]] = key
+                published_page = self._published[page_key] = (self._contents, sequence.block_ids[page_index])
+                self._key_of[published_page[1]] = page_key
             content_ids.append(published_page[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes the pages behind the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
-        neither shared nor published.  The counter `released` stays: a sequence that did not fit still does not fit."""
+        neither shared nor published.  `released` does not count them: what did not fit still does not fit."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

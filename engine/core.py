@@ -87,21 +87,21 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Makes room in each sequence for the token that the device draws, because the next step computes this token.
-        A sequence that reaches its full length with this token is removed."""
+        """Prepares each sequence for the token that the device draws, because the next step computes this token.  A
+        sequence that reaches its full length with this token is removed."""
         blocks = self.scheduler.blocks
-        size, full_sequences = blocks.block_size, []
-        for index, sequence in enumerate(sequences):
+        page_size, full_sequences = blocks.block_size, []
+        for draw_index, sequence in enumerate(sequences):
             if sequence.finish_reason is not None:
                 continue  # the token before, which has just been read, was its last
             sequence.unread = 1
-            length = len(sequence.token_ids) + 1
-            if length % size == 1 % size:
-                blocks.publish(sequence, length - 1)
-            if length >= sequence.max_length:
+            next_length = len(sequence.token_ids) + 1
+            if next_length % page_size == 1 % page_size:
+                blocks.publish(sequence, next_length - 1)
+            if next_length >= sequence.max_length:
                 full_sequences.append(sequence)
             elif sequence.row < 0:
-                self.runner.join(sequence, index)
+                self.runner.join(sequence, draw_index)
         if full_sequences:
             self._remove(full_sequences)
 

@@ -29,10 +29,10 @@ def batch_sizes(most: int) -> list[int]:
 class DecodeGraphs:
     """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, one for each size in `batch_sizes`.
 
-    A batch of another size is padded to the next larger size.  A padded row has length 0 (no keys) and slot -1 (no
-    write to the KV cache).  Its logits are dropped.  Every graph has the full width of the block table.  All graphs
-    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  With 256 sequences, one tensor per graph would need
-    2,191 rows in all."""
+    A batch of another size is padded to the next larger size.  A padded row reads no keys (length 0) and writes nothing
+    to the KV cache (slot -1).  Its logits are dropped.  Every graph has the full width of the block table.  All graphs
+    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  One tensor per graph would need 2,191 rows in all for
+    256 sequences."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device
@@ -75,11 +75,11 @@ class DecodeGraphs:
 
 
 class DecodeReplays:
-    """Replays decode steps on a CPU.  There is one recording for each number of sequences and of threads.
+    """Replays decode steps on a CPU.  Each number of sequences has one recording for each number of threads.
 
     The first step that needs a recording makes it, in about 20 ms.  A replay reads the arrays of `batch` in place and
-    copies only the token ids.  `forward` computes the logits `[n, vocab_size]` of `n` sequences.  `logits` `[rows,
-    vocab_size]` is the memory for the results.  Steps with more sequences than `rows` are not replayed."""
+    copies only the token ids.  `forward` computes the logits of `n` sequences, which are stored in `logits` `[rows,
+    vocab_size]`.  Steps with more than `rows` sequences are not replayed."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
         self.recordings: dict[tuple[int, int], Recording] = {}
@@ -140,10 +140,10 @@ def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
         with torch.cuda.graph(graph, pool=pool):
             function()
     except RuntimeError as error:
-        cause = error.__context__ or error  # torch's end of the capture raises again, and says less
-        if isinstance(cause, torch.OutOfMemoryError):
+        first_error = error.__context__ or error  # torch's end of the capture raises again, and says less
+        if isinstance(first_error, torch.OutOfMemoryError):
             raise
-        first_line = str(cause).partition("\n")[0]
+        first_line = str(first_error).partition("\n")[0]
         raise ValueError(
             f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first_line}); "
             "expected kernels that do not wait for the device, or enforce_eager=True"

@@ -45,12 +45,12 @@ class LLM:
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
     `dummy=True`, `model` may be any preset.  The weights are then random, and the text of a token is its id
-    (`Numbers`). `dtype` is float32, bfloat16, float16 or, on a CPU, int8.  With int8 only the weights of the linear
-    layers are int8, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps
-    an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded
-    once and replayed (`graphs.py`).  `enforce_eager` turns this off.  With `overlap`, a step is launched before the
-    tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.  With `pdl`, a kernel of
-    a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
+    (`Numbers`).  `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4.  The last two are types for the
+    weights of the linear layers only, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on
+    CUDA.  `swap` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode
+    steps are recorded once and replayed (`graphs.py`).  `enforce_eager` turns this off.  With `overlap`, a step is
+    launched before the tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.
+    With `pdl`, a kernel of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
 
     With `speculate`, a step verifies up to `num_speculative_tokens` drafted tokens of a sequence.  `speculate="ngram"`
     copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
@@ -97,11 +97,11 @@ class LLM:
         if pdl:
             check_pdl(self.device, enforce_eager)
         pin_matmul_precision()
-        self.dtype, codes = dtype_of(dtype, self.device)
-        self.dtype_name = codes or str(self.dtype).removeprefix("torch.")
+        self.dtype, weight_codes = dtype_of(dtype, self.device)
+        self.dtype_name = weight_codes or str(self.dtype).removeprefix("torch.")
         """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights (int8, int4)."""
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
-        if codes == "int4":
+        if weight_codes == "int4":
             check_int4(self.arch)
         self.max_model_len = max_len = max_model_len or self.arch.max_position
         if max_len > self.arch.max_position:
@@ -113,7 +113,7 @@ class LLM:
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
         draft_source = opened(self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_draft)
         max_drawn = min(max_num_seqs * draft_source.rows, step_tokens)
-        sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, codes)
+        sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, weight_codes)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
@@ -219,10 +219,10 @@ class LLM:
                     self.step()
                     continue
                 token = sequence.output_ids[len(times_s)]
-                is_last = sequence.finish_reason is not None and len(times_s) + 1 == len(sequence.output_ids)
-                new_text = stop_text.piece(token, is_last)
+                is_last_token = sequence.finish_reason is not None and len(times_s) + 1 == len(sequence.output_ids)
+                new_text = stop_text.piece(token, is_last_token)
                 times_s.append(time.perf_counter())
-                output = self._output([sequence], times_s) if is_last else None
+                output = self._output([sequence], times_s) if is_last_token else None
                 yield TokenEvent(sequence.request_id, len(times_s) - 1, token, times_s[-1], new_text, output)
         finally:
             self.core.abort([sequence])
@@ -242,7 +242,7 @@ class LLM:
         answers = [self._answers(prompt, settings) for prompt, settings in zip(prompt_list, params_list, strict=True)]
         for first_sequence, *_ in answers:
             self.scheduler.submit(first_sequence)
-        sequences = [sequence for group in answers for sequence in group]
+        sequences = [sequence for prompt_answers in answers for sequence in prompt_answers]
         token_times_s: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
@@ -253,7 +253,7 @@ class LLM:
                         token_times_s[sequence.request_id].append(now_s)
         finally:
             self.core.abort(sequences)
-        return [self._output(group, token_times_s[group[0].request_id]) for group in answers]
+        return [self._output(prompt_answers, token_times_s[prompt_answers[0].request_id]) for prompt_answers in answers]
 
     def _output(self, answers: list[EngineSequence], times: list[float]) -> RequestOutput:
         first_sequence = answers[0]

@@ -42,11 +42,10 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns the number of KV cache pages.  Without `wanted`, takes as many as fit, up to the need of the largest
-    batch.
+    """Returns `wanted`, or the number of KV cache pages that fit.  The largest batch limits this number.
 
-    On CUDA, first runs the functions in `rehearsals`, which are the largest steps, and leaves their memory free.
-    Raises `ValueError` if `wanted` pages do not fit, or if one sequence of `max_model_len` tokens does not fit."""
+    Without `wanted`, first runs `rehearsals` (the largest steps) on CUDA, and leaves free the memory that they use.
+    Raises `ValueError` if `wanted` pages or, without `wanted`, one sequence of `max_model_len` tokens do not fit."""
     max_pages = -(-limits.max_model_len // limits.block_size)
     model_archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
     block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in model_archs)

@@ -136,5 +136,5 @@ class Model:
             else:
                 pages = (k_cache, v_cache, *chunks.history)
                 output_parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
-        out = output_parts[0] if len(output_parts) == 1 else torch.cat(output_parts)
-        return out.reshape(T, -1)
+        attention_output = output_parts[0] if len(output_parts) == 1 else torch.cat(output_parts)
+        return attention_output.reshape(T, -1)

@@ -74,23 +74,23 @@ class ModelRunner:
 
     def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
         """Returns a KV cache of `num_blocks` pages for `arch`, which is this runner's model or a second model."""
-        shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
+        page_shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
 
         def pages() -> list[torch.Tensor]:
             dtype = self.model.embedding.dtype
-            return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(arch.num_layers)]
+            return [torch.empty(page_shape, dtype=dtype, device=self.device) for _ in range(arch.num_layers)]
 
         return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
-        """Returns an object that records and replays decode steps.  A recording holds the addresses of the KV cache.
-        So the caller allocates the cache, and then sets `graphs`."""
-        rows, width = self.batch.block_table.shape
-        new = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
+        """Returns an object that records and replays decode steps.  A recording holds the addresses of the KV cache. So
+        the caller must allocate the cache before the first recording."""
+        rows, table_width = self.batch.block_table.shape
+        new_tensor = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
         vocab_size = self.model.arch.vocab_size
         if self.device.type == "cpu":
-            return DecodeReplays(self._decode, new(min(rows, MOST_REPLAYED), vocab_size), self.batch)
-        return DecodeGraphs(self._decode, new(rows, vocab_size), width)
+            return DecodeReplays(self._decode, new_tensor(min(rows, MOST_REPLAYED), vocab_size), self.batch)
+        return DecodeGraphs(self._decode, new_tensor(rows, vocab_size), table_width)
 
     def _decode(self, inputs: StepInput) -> torch.Tensor:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
@@ -129,8 +129,8 @@ class ModelRunner:
         """Runs the model and returns logits `[num_drawn, vocab_size]`.  Writes all keys and values to the cache."""
         batch = self.batch
         assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
-        if (replayed := self.replayed(step)) is not None:
-            return replayed
+        if (replayed_logits := self.replayed(step)) is not None:
+            return replayed_logits
         inputs = step_input(batch, slice(len(batch)), spans_of(step.chunks), self.drawn)
         if isinstance(self.graphs, DecodeGraphs) and inputs.chunks is None:
             return self.graphs(inputs)

@@ -80,9 +80,9 @@ class OpSet:
             int8_codes, scale = quantize_int8(weight)
             return tuple((packed(pack_function, int8_codes.mT, scale=scale), scale) for pack_function in self._ways)
         if "gemm_w4a16" in ops:
-            int8_codes, scale, zero = quantize_int4(weight, INT4_GROUP)
-            scales = {"scale": scale, "zero": zero}
-            return tuple((packed(pack_function, int8_codes, **scales), scale, zero) for pack_function in self._ways)
+            int8_codes, scale, zeros = quantize_int4(weight, INT4_GROUP)
+            scales = {"scale": scale, "zero": zeros}
+            return tuple((packed(pack_function, int8_codes, **scales), scale, zeros) for pack_function in self._ways)
         return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
@@ -102,8 +102,8 @@ def resolve(
     """Chooses a kernel for each op of a model and each bucket (range of row counts).
 
     `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
-    `replays`, a decode step on a CPU uses only C++ kernels if its replay is faster.  Raises `ValueError` if an op has
-    no usable kernel, or if `swaps` names an unusable kernel.  The message gives the reasons."""
+    `replays`, decode steps on a CPU use only C++ kernels if a replay beats an eager step.  Raises `ValueError`, with
+    reasons, if an op has no usable kernel or a kernel in `swaps` is unusable."""
     swaps = dict(swaps or {})
     for op, name in swaps.items():
         if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
@@ -111,13 +111,13 @@ def resolve(
         registry.get_kernel(op, name)
     usable_choices: dict[tuple[str, str], list[Choice]] = {}
     timed_rows: dict[tuple[str, str], int] = {}
-    for lower, upper in zip((0, *BUCKET_ROWS), BUCKET_ROWS, strict=False):
-        bucket = bucket_of(upper)
+    for lower_rows, upper_rows in zip((0, *BUCKET_ROWS), BUCKET_ROWS, strict=False):
+        bucket = bucket_of(upper_rows)
         for op in (*limits.ops, *limits.fused):
-            rows = (int(lower) + 1, int(min(upper, limits.sequences if op == DECODE_OP else limits.max_rows)))
+            rows = (int(lower_rows) + 1, int(min(upper_rows, limits.sequences if op == DECODE_OP else limits.max_rows)))
             if rows[0] > rows[1]:
                 continue
-            timed_rows[op, bucket] = rows[-1] if upper < math.inf else rows[0]
+            timed_rows[op, bucket] = rows[-1] if upper_rows < math.inf else rows[0]
             why_not = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
             swap_name = swaps.get(registered(op))
             if op in limits.ops:
@@ -153,7 +153,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an optional op: `swap`, else the optimized kernel in this GPU's record, else None."""
+    """Returns the kernel of an op that is not required: `swap`, else the GPU's recorded optimized one, else None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -172,14 +172,14 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
         kernels = [kernel for kernel in kernels if kernel.backend in registry.CPU_BACKENDS and kernel.role in roles]
         kernels.sort(key=lambda kernel: (kernel.backend != "cpp", roles.index(kernel.role)))
         return [(kernel, "the only one that can run") for kernel in kernels]
-    key = torch.cuda.get_device_name(device)
+    gpu = torch.cuda.get_device_name(device)
     # No record has several queries of a sequence of `paged_attention`.
-    name = None if op == "paged_attention" else recorded_choice(registered(op), key, bucket).get("kernel")
+    name = None if op == "paged_attention" else recorded_choice(registered(op), gpu, bucket).get("kernel")
     from_record = [(kernel, "by record") for kernel in kernels if kernel.name == name]
     fallbacks = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):
         fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
-    return from_record + [(kernel, f"no record for {key} that can run") for kernel in fallbacks if kernel.name != name]
+    return from_record + [(kernel, f"no record for {gpu} that can run") for kernel in fallbacks if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
@@ -205,5 +205,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes `gemm(a, *b[form], bias)`.  `b[form]` holds a packed weight and, for int8, its scale."""
+    """Computes `gemm(a, *b[form], bias)`.  `b` holds the weight and its scales once for each packed layout."""
     return gemm(a, *b[form], bias)

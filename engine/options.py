@@ -49,7 +49,7 @@ def check_pdl(device: torch.device, enforce_eager: bool) -> None:
 
 
 def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
-    """Returns the dtype `name`, and the codes of the products' weights (`LargestSizes.codes`).
+    """Returns the dtype for `name`, and the integer format of linear layers' weights (`int8`, `int4` or an empty text).
 
     None means float32 on a CPU and bfloat16 on CUDA.  Raises `ValueError` if the dtype is not supported."""
     if name is None:
@@ -65,11 +65,11 @@ def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
 
 def check_int4(arch: Architecture) -> None:
     """Raises `ValueError` if a row of one of the model's weights cannot be divided into groups of int4 codes."""
-    widths = {
+    row_widths = {
         "hidden_size": arch.hidden_size,
         "num_heads * head_dim": arch.num_heads * arch.head_dim,
         "intermediate_size": arch.intermediate_size,
     }
-    for name, width in widths.items():
-        if width % INT4_GROUP:
-            raise ValueError(f"dtype: int4 needs {name} in multiples of {INT4_GROUP}, and {arch.name} has {width}")
+    for name, row_width in row_widths.items():
+        if row_width % INT4_GROUP:
+            raise ValueError(f"dtype: int4 needs {name} in multiples of {INT4_GROUP}, and {arch.name} has {row_width}")

@@ -15,7 +15,7 @@ def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the copy runs in stream order.
 
     The copy comes from pinned memory, because a copy from pageable memory might wait for all earlier work.  Torch
-    reuses pinned memory only after the copy.  Gaps would need pageable memory, so `array` is made contiguous."""
+    reuses pinned memory only after the copy.  `array` is made contiguous: strides would need pageable memory."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -25,11 +25,11 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """Holds the arguments of the op `sample`, one value per row.  A new set of sequences needs a new object.
+    """Holds the arguments of the op `sample`, one value per row.  Each new set of sequences needs a new object.
 
-    A row draws the next token of its sequence or, with a draft, a later token.  `ahead(row)` returns the drafted tokens
-    before this token.  They are not in the sequence yet.  With `edits=False` the logits are not changed before the
-    draw, and no log-probabilities are returned."""
+    A row draws the next token of its sequence or, if the sequence has a draft, a later token.  `ahead(row)` returns the
+    drafted tokens before this token, which the sequence does not hold yet.  With `edits=False` the logits are not
+    changed before the draw, and no log-probabilities are returned."""
 
     def __init__(
         self,

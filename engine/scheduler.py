@@ -168,10 +168,10 @@ class Scheduler:
         remaining_tokens = len(sequence) - sequence.num_computed
         if not self.chunked and chunks and remaining_tokens > room:
             return 0
-        size = min(remaining_tokens, room) if self.chunked else remaining_tokens
-        if size > 0:
-            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + size))
-        return max(size, 0)
+        chunk_size = min(remaining_tokens, room) if self.chunked else remaining_tokens
+        if chunk_size > 0:
+            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_computed + chunk_size))
+        return max(chunk_size, 0)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Starts the first waiting sequence if all its tokens fit into free pages.  Returns whether they fit."""

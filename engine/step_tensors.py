@@ -29,8 +29,8 @@ class TokenSpan(NamedTuple):
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
     """Returns the prompt chunks as token spans.  The last chunk of a prompt also draws the next token."""
     return [
-        TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
-        for sequence, start, end in chunks
+        TokenSpan(sequence.token_ids[start:chunk_end], start, sequence.block_ids, int(chunk_end == len(sequence)))
+        for sequence, start, chunk_end in chunks
     ]
 
 
@@ -48,8 +48,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     batch.prepare()
     device = drawn.device
     # Only the columns in use: a kernel that gathers pages pays for the table's width.
-    width = int(batch.num_blocks[rows].max(initial=0))
-    table, seq_lens = on_device(batch.block_table[rows, :width], device), on_device(batch.seq_lens[rows], device)
+    table_width = int(batch.num_blocks[rows].max(initial=0))
+    table, seq_lens = on_device(batch.block_table[rows, :table_width], device), on_device(batch.seq_lens[rows], device)
     token_ids = drawn[on_device(batch.source[rows], device)]
     positions, slots = batch.positions[rows], batch.slot_mapping[rows]
     if not spans:

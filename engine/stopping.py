@@ -44,10 +44,10 @@ class StopText:
         """Returns the text since the last call.  With `last=False` holds back a possible beginning of a stop text."""
         held_size = 0
         if not last and not self.stopped:
-            text, hidden = self.text, len(self.text) - self._shown  # what was shown begins no stop text
+            text, unshown_size = self.text, len(self.text) - self._shown  # what was shown begins no stop text
             for stop_text in self._stops:
-                sizes = range(min(len(stop_text) - 1, hidden), held_size, -1)
-                held_size = next((size for size in sizes if text.endswith(stop_text[:size])), held_size)
+                prefix_sizes = range(min(len(stop_text) - 1, unshown_size), held_size, -1)
+                held_size = next((size for size in prefix_sizes if text.endswith(stop_text[:size])), held_size)
         new_text = self.text[self._shown : len(self.text) - held_size]
         self._shown += len(new_text)
         return new_text
@@ -57,9 +57,9 @@ class StopText:
         self.text += piece
         matches = []
         for stop_text in self._stops if self._left < 0 else ():
-            start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
-            if start >= 0:
-                matches.append((start + len(stop_text), start))
+            stop_start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
+            if stop_start >= 0:
+                matches.append((stop_start + len(stop_text), stop_start))
         if matches:
             self.text = self.text[: min(matches)[1]]
             self.stopped = True

@@ -23,9 +23,9 @@ class StudyOptions:
 
 
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not have.
+    """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not know.
 
-    Raises `ValueError` with the new spelling if an option has become a switch.  Raises `TypeError` on other options."""
+    Raises `ValueError`, with the right spelling, on a field of `StudyOptions`.  Raises `TypeError` on other options."""
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {name}")

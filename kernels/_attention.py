@@ -26,8 +26,8 @@ def traffic(inputs: Arguments) -> Traffic:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
     optional_names = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
     read_bytes = nbytes(q, *(vars(inputs).get(name) for name in optional_names)) + nbytes(k, inputs.v) * key_fraction
-    lse = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
-    return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse)
+    lse_bytes = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
+    return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse_bytes)
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
@@ -37,7 +37,7 @@ def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of attention without keys: `of.out` is zeros.  `of.lse` is the sinks, or -inf without sinks."""
+    """Writes the result of a call `of` without keys.  `out` becomes 0.  `lse` becomes `sinks`, or -inf without them."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -63,9 +63,11 @@ def never_zero(softmax_scale: float | None) -> float | None:
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns three groups of arguments for a Triton attention kernel.  The first is `(window, scale, factor, cap)` for
-    `lib.attention.weigh`.  `factor` is never negative.  The second is the strides of `out`, `lse` and `sinks`.  The
-    third is the constants.  `keys` is the number of keys of the longest sequence."""
+    """Returns three groups of arguments for a Triton attention kernel: numbers, strides and constants.
+
+    The numbers are `(window, scale, factor, cap)` for `lib.attention.weigh`.  `factor` multiplies a score before an
+    exponential with base 2.  It is never negative: the constant `NEGATED` holds the sign of the scale.  `cap` is the
+    soft cap, or 0 without one.  The strides are of `out`, `lse` and `sinks`.  `keys`: the longest sequence's keys."""
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing
     score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))

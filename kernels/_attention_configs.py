@@ -1,6 +1,7 @@
 """Defines configs of attention kernels (tiles of queries and keys), and the tuning of kernels that load by pointers.
 
-The estimate of a CTA's resources has no FLOPs, because a causal mask gives CTAs different amounts of work.
+The resources of a CTA do not state its FLOPs (`tensor_flops` is 0), because under a causal mask each CTA has a
+different amount of work.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Returns registers per thread: fp32 accumulator, scores, `others`, and with `weights` 16-bit softmax weights."""
+    """Returns the registers per thread: fp32 accumulator, scores and `others` (such as addresses).  With `weights`,
+    also softmax weights in 16 bits."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -69,8 +71,8 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """Returns the tuning of a kernel that loads by pointers.  `weights` and `others` are arguments of `registers`.
-    `widest` is the default config for the largest head_dim in fp32.
+    """Returns the tuning (configs to try, default configs, a CTA's resources) of a kernel that loads by pointers.
+    `widest` is the default config for fp32 with a head_dim above 128.  For `weights` and `others` see `registers`.
     """
     defaults = Defaults(
         (

@@ -1,4 +1,4 @@
-"""Holds a function that makes a fake GPU.  Some files need a GPU when a machine without a GPU imports them."""
+"""Holds a function that makes a fake GPU.  It is set if kernels are compiled without a GPU: some imports need a GPU."""
 
 from __future__ import annotations
 

@@ -64,15 +64,15 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
     headers = include_folders() if "#include" in source else ()
-    path = cache_folder() / "cubins" / f"{_key(source, arch, options, headers)}.cubin"
-    log_path = path.with_suffix(".log")
-    if path.is_file() and log_path.is_file():
-        return path
+    cubin_path = cache_folder() / "cubins" / f"{_key(source, arch, options, headers)}.cubin"
+    log_path = cubin_path.with_suffix(".log")
+    if cubin_path.is_file() and log_path.is_file():
+        return cubin_path
     cubin, log = _compile(source, arch, (*options, *(f"-I{header}" for header in headers)))
-    check_writable("ROOFLAB_CACHE", path.parent)
+    check_writable("ROOFLAB_CACHE", cubin_path.parent)
     write_whole(log_path, log)
-    write_whole(path, cubin)
-    return path
+    write_whole(cubin_path, cubin)
+    return cubin_path
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:
@@ -109,11 +109,11 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Restores the last byte of a cubin.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The
-    program headers end this ELF file, so their offset, size and count give the file's size."""
-    (start,) = struct.unpack_from("<Q", cubin, 32)
-    size, count = struct.unpack_from("<HH", cubin, 54)
-    return cubin.ljust(start + size * count, b"\0")
+    """Restores the last byte of a cubin.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The end
+    of the program headers is the end of the file."""
+    (headers_start,) = struct.unpack_from("<Q", cubin, 32)
+    header_size, header_count = struct.unpack_from("<HH", cubin, 54)
+    return cubin.ljust(headers_start + header_size * header_count, b"\0")
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -154,8 +154,8 @@ def include_folders() -> tuple[str, ...]:
     NVIDIA's pathfinder searches wheels, conda, the system and `CUDA_PATH`; CuPy also uses it to find NVRTC.
     """
     pathfinder: Any = import_module("cuda.pathfinder")
-    names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
-    folders = [pathfinder.find_nvidia_header_directory(name) for name in names]
+    package_names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
+    folders = [pathfinder.find_nvidia_header_directory(name) for name in package_names]
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
     cccl_folders = [os.path.join(folder, "cccl") for folder in folders if folder]
     existing_folders = [folder for folder in (*folders, *cccl_folders) if folder and os.path.isdir(folder)]
@@ -208,8 +208,8 @@ class CudaKernel:
         device = _device(arguments)
         checked_args = [_value(index, argument) for index, argument in enumerate(arguments)]
         tensor_maps = {id(value): value for value in checked_args if isinstance(value, CudaMap)}
-        encoded_maps = {key: value.encoded() for key, value in tensor_maps.items()}  # each map once
-        values = tuple(encoded_maps.get(id(value), value) for value in checked_args)
+        encoded_maps = {argument_id: value.encoded() for argument_id, value in tensor_maps.items()}  # each map once
+        launch_values = tuple(encoded_maps.get(id(value), value) for value in checked_args)
         with torch.cuda.device(device):
             cupy_kernel = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
@@ -217,16 +217,16 @@ class CudaKernel:
                 self._shared_bytes[device] = shared_bytes
             stream = torch.cuda.current_stream(device).cuda_stream
             if self.dependent:
-                launch_dependent(cupy_kernel.kernel.ptr, grid, block, values, shared_bytes, stream)
+                launch_dependent(cupy_kernel.kernel.ptr, grid, block, launch_values, shared_bytes, stream)
             else:
-                cupy_kernel(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
+                cupy_kernel(tuple(grid), tuple(block), launch_values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
         """Returns CuPy's kernel for GPU number `device`.  Its `attributes` have the registers and the spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
-                file = cubin_file(self.source, arch=architecture(device), options=self.options)
-                cupy_kernel = _cupy().RawModule(path=str(file)).get_function(self.name)
+                cubin_path = cubin_file(self.source, arch=architecture(device), options=self.options)
+                cupy_kernel = _cupy().RawModule(path=str(cubin_path)).get_function(self.name)
                 # Static shared memory and its padding take part of the 48 KB that need no request.
                 self._shared_bytes[device] = 0 if cupy_kernel.shared_size_bytes else STATIC_SHARED_BYTES
                 self._raw[device] = cupy_kernel
@@ -250,10 +250,10 @@ def _stream(address: int) -> Any:
 
 def _device(arguments: Sequence[Any]) -> int:
     tensors = (argument.base if isinstance(argument, CudaMap) else argument for argument in arguments)
-    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
-    if any(device.type != "cuda" for device in devices) or len(devices) > 1:
-        raise ValueError(f"arguments: expected tensors on one GPU, got {', '.join(sorted(map(str, devices)))}")
-    return int(devices.pop().index) if devices else torch.cuda.current_device()
+    tensor_devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    if any(device.type != "cuda" for device in tensor_devices) or len(tensor_devices) > 1:
+        raise ValueError(f"arguments: expected tensors on one GPU, got {', '.join(sorted(map(str, tensor_devices)))}")
+    return int(tensor_devices.pop().index) if tensor_devices else torch.cuda.current_device()
 
 
 def _value(index: int, argument: Any) -> Any:

@@ -5,8 +5,8 @@ package of compiled kernels is installed.  A time measured after a warm-up does 
 
 FlashInfer divides the work of a batch on the host.  `plan` reads the lengths, and `run` launches the kernel.  An engine
 calls `plan` once per step for all layers.  The benchmark also calls `plan` first, so it measures `run` alone.  A call
-without a plan makes its own plan.  This waits for the device, so a CUDA graph cannot capture the call.  The next call
-makes a new plan, because a kernel may have changed the lengths in place.
+that gets no plan makes one.  To do so it waits for the device, so a CUDA graph cannot capture the call.  It does not
+keep the plan, because a kernel may change the lengths in place before the next call.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], 
 def make_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """Makes an object of FlashInfer's class `name`, with its own workspace.  Pass the layout `NHD` if the class takes a
-    layout.  The object serves a single dtype and head_dim, because its first plan fixes its backend."""
+    """Makes an object of FlashInfer's class `name`, with its own workspace.  If the class takes a layout, `layout` is
+    `NHD`.  An object serves one dtype and head_dim: its first plan fixes its backend.
+    """
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
@@ -121,11 +122,11 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Splits each sequence into the queries that see no key and the queries that see a key.  Returns the new offsets.
+    """Splits each sequence into its queries that see no key and its other queries.  Returns the new offsets.
 
     `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys.  Under a causal mask, the
-    first queries of a sequence with more queries than keys see no key.  FlashInfer's kernels for Ampere reject such a
-    single sequence.  In a batch, they do not mask a tile if its first query sees no key."""
+    first queries of a sequence with more queries than keys see no key.  FlashInfer's kernels for Ampere reject a single
+    such sequence.  In a batch, they omit the mask of a tile whose first query sees no key."""
     query_counts = bounds.diff()
     keyless_counts = (query_counts - lengths).clamp(min=0)
     part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
@@ -133,7 +134,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages after `seeing_apart` split each sequence.  The first part has no keys."""
+    """Returns the offsets of keys or pages after `seeing_apart`.  Each sequence's first part has no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 
@@ -147,11 +148,11 @@ def plan_ragged(
 ) -> FlashInferPlan:
     """Calls `wrapper.plan` for sequences of different lengths, and returns the plan.  `bounds` is two int32 tensors on
     the CPU: the offsets of each sequence's queries, and of its keys.  `heads` is `(H, H_kv, D)`."""
-    queries, keys = bounds
-    keyless_rows = unseeing_rows(queries, keys.diff(), causal, device)
+    query_bounds, key_bounds = bounds
+    keyless_rows = unseeing_rows(query_bounds, key_bounds.diff(), causal, device)
     if causal and keyless_rows is not None:
-        queries, keys = seeing_apart(queries, keys.diff()), without_keys(keys)
-    wrapper.plan(queries, keys, *heads, causal=causal, **options)
+        query_bounds, key_bounds = seeing_apart(query_bounds, key_bounds.diff()), without_keys(key_bounds)
+    wrapper.plan(query_bounds, key_bounds, *heads, causal=causal, **options)
     return FlashInferPlan(wrapper, keyless_rows)
 
 

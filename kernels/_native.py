@@ -36,21 +36,21 @@ TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctype
 @cache
 def compiler() -> str | None:
     """Returns the path of the C++ compiler: `$CXX`, g++ or clang++.  Returns None if there is no compiler."""
-    names = (os.environ.get("CXX"), "g++", "clang++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+    compiler_names = (os.environ.get("CXX"), "g++", "clang++")
+    return next((path for name in compiler_names if name and (path := shutil.which(name))), None)
 
 
 def why_no_compiler() -> str | None:
     """Returns the reason why C++ kernels cannot be built here, or None if they can be built."""
     if not Path("/proc/self/maps").is_file():
         return "needs Linux"
-    path = compiler()
-    return _why_too_old(path) if path else "needs a C++ compiler (g++, clang++ or $CXX)"
+    compiler_path = compiler()
+    return _why_too_old(compiler_path) if compiler_path else "needs a C++ compiler (g++, clang++ or $CXX)"
 
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns the reason why the compiler at `path` cannot compile our headers, or None.  Tests each compiler once."""
+    """Returns why the compiler at `path` cannot compile this project's headers, or None.  Tests each compiler once."""
     hashed_texts = (_version(path), *(header.read_text() for header in HEADERS), *COMPILER_OPTIONS)
     marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
     if marker_path.is_file():
@@ -94,21 +94,21 @@ class NativeFunction:
 
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
         """Returns the arguments that are addresses of tensors."""
-        typed = zip(self._types, arguments, strict=True)
-        return [value for letter, value in typed if letter == "p" and isinstance(value, int)]
+        typed_arguments = zip(self._types, arguments, strict=True)
+        return [value for letter, value in typed_arguments if letter == "p" and isinstance(value, int)]
 
     def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
-        """Packs the arguments for a replay: 8 bytes each.  A tensor's address is replaced by `moved(address)`."""
-        values = []
-        for letter, value in zip(self._types, arguments, strict=True):
-            if letter == "f":
+        """Packs the arguments for a replay of calls, 8 bytes each.  A tensor's address becomes `moved(address)`."""
+        slot_values = []
+        for type_letter, value in zip(self._types, arguments, strict=True):
+            if type_letter == "f":
                 value = int.from_bytes(struct.pack("<f", value), "little")
-            elif letter == "p" and not isinstance(value, int):
+            elif type_letter == "p" and not isinstance(value, int):
                 value = 0 if value is None else ctypes.addressof(value)
-            elif letter == "p":
+            elif type_letter == "p":
                 value = moved(value)
-            values.append(value & 0xFFFF_FFFF_FFFF_FFFF)
-        return (ctypes.c_uint64 * len(values))(*values)
+            slot_values.append(value & 0xFFFF_FFFF_FFFF_FFFF)
+        return (ctypes.c_uint64 * len(slot_values))(*slot_values)
 
 
 note_launch: Callable[[NativeFunction, tuple[Any, ...]], None] | None = None
@@ -137,25 +137,25 @@ def library(source: Path) -> Path:
     openmp_path = _openmp_of_torch()
     headers = (header.read_text() for header in HEADERS)
     texts = (source.read_text(), REPLAY, *headers, _version(path), processor(), openmp_path, *COMPILER_OPTIONS)
-    name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
-    target = _folder() / f"{source.parent.name}-{name}.so"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temp_folder:
-        compiled, linked = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
+    build_hash = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+    library_path = _folder() / f"{source.parent.name}-{build_hash}.so"
+    if library_path.is_file():
+        return library_path
+    library_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library_path.parent) as temp_folder:
+        compiled, new_library = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
         unit = f'#include "{source}"\n{REPLAY}'
         _run([path, *COMPILER_OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
-        _run([path, "-shared", str(compiled), openmp_path, "-o", str(linked)], source)
-        linked.replace(target)
-    return target
+        _run([path, "-shared", str(compiled), openmp_path, "-o", str(new_library)], source)
+        new_library.replace(library_path)
+    return library_path
 
 
 def _run(command: list[str], source: Path, text: str = "") -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
-    if done.returncode:
-        raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {_first_error(done.stderr)}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
+    if process.returncode:
+        raise ValueError(f"{source.parent.name}/{source.stem}: the compiler failed: {_first_error(process.stderr)}")
 
 
 def _openmp_of_torch() -> str:
@@ -166,5 +166,5 @@ def _openmp_of_torch() -> str:
 
 def processor() -> str:
     """Returns the processor's model and features.  A library that was built for another processor may not run here."""
-    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith(("model name", "flags")))
+    cpu_lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return "\n".join(line for line in cpu_lines if line.startswith(("model name", "flags")))

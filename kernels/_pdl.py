@@ -27,11 +27,11 @@ _on = ContextVar("pdl", default=False)
 def pdl(on: bool = True) -> Iterator[None]:
     """Makes a context.  Inside the context, kernels that support PDL are launched with PDL.  This needs compute
     capability 9.0.  When the context begins, no earlier kernel may still write the weights."""
-    token = _on.set(on)
+    reset_token = _on.set(on)
     try:
         yield
     finally:
-        _on.reset(token)
+        _on.reset(reset_token)
 
 
 def pdl_is_on() -> bool:
@@ -80,12 +80,12 @@ def launch_dependent(
     error."""
     argument_bytes = ctypes.create_string_buffer(b"".join(values))
     first_address = ctypes.addressof(argument_bytes)
-    addresses = accumulate((value.nbytes for value in values[:-1]), initial=first_address)
-    arguments = (ctypes.c_void_p * len(values))(*addresses) if values else None
-    sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
-    config = _Config(*sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
-    status = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), arguments, None)
-    if status:
-        name = ctypes.c_char_p()
-        _driver().cuGetErrorName(status, ctypes.byref(name))
-        raise RuntimeError(f"cuLaunchKernelEx: {name.value.decode() if name.value else status}")
+    argument_addresses = accumulate((value.nbytes for value in values[:-1]), initial=first_address)
+    arguments = (ctypes.c_void_p * len(values))(*argument_addresses) if values else None
+    launch_sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
+    launch_config = _Config(*launch_sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
+    error_code = _driver().cuLaunchKernelEx(ctypes.byref(launch_config), ctypes.c_void_p(function), arguments, None)
+    if error_code:
+        error_name = ctypes.c_char_p()
+        _driver().cuGetErrorName(error_code, ctypes.byref(error_name))
+        raise RuntimeError(f"cuLaunchKernelEx: {error_name.value.decode() if error_name.value else error_code}")

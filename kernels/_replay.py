@@ -97,27 +97,27 @@ def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     Two buffers may share memory if the last use of one comes before the first use of the other.  The buffers are placed
     in the order of their first use, each at the lowest free offset."""
     offsets = [0] * len(buffers)
-    live: list[tuple[int, int, int]] = []
-    total = 0
+    live_buffers: list[tuple[int, int, int]] = []
+    block_bytes = 0
     for index in sorted(range(len(buffers)), key=lambda index: buffers[index].first):
         buffer, offset = buffers[index], 0
-        live = sorted(entry for entry in live if entry[2] >= buffer.first)
-        for begin, end, _ in live:
-            if begin - offset >= buffer.nbytes:
+        live_buffers = sorted(entry for entry in live_buffers if entry[2] >= buffer.first)
+        for start_offset, end_offset, _ in live_buffers:
+            if start_offset - offset >= buffer.nbytes:
                 break
-            offset = max(offset, end)
-        end = offset + -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
-        live.append((offset, end, buffer.last))
-        offsets[index], total = offset, max(total, end)
-    return offsets, total
+            offset = max(offset, end_offset)
+        end_offset = offset + -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        live_buffers.append((offset, end_offset, buffer.last))
+        offsets[index], block_bytes = offset, max(block_bytes, end_offset)
+    return offsets, block_bytes
 
 
 class Recording:
     """Holds the launches of a recorded function, and repeats them on the same tensors."""
 
     def __init__(self, launches: Sequence[RecordedLaunch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
-        """Takes the recorded launches, and `moved`, which maps a recorded address to the address that replaces it.  The
-        new addresses lie in `memory` and `out`."""
+        """Takes the recorded launches.  `moved` returns the address that replaces a recorded address.  The new
+        addresses of allocated tensors lie in `memory`.  The new address of the result lies in `out`."""
         self.kernels = [launch.kernel for launch in launches]
         """The kernel of each launch, such as `gemm/native`."""
         self.memory = memory
@@ -132,17 +132,17 @@ class Recording:
     def __call__(self, seconds: ctypes.Array[ctypes.c_double] | None = None) -> str | None:
         """Runs the launches in order.  If a C++ function refuses its arguments, returns its kernel's name and skips the
         later launches; else returns None.  Writes the seconds of each launch to `seconds`, if given."""
-        failed = self._run(self._entries, self._addresses, seconds, len(self.kernels))
-        return None if failed < 0 else self.kernels[failed]
+        failed_launch = self._run(self._entries, self._addresses, seconds, len(self.kernels))
+        return None if failed_launch < 0 else self.kernels[failed_launch]
 
     def timed(self, note: Callable[[str, float], None]) -> str | None:
-        """Runs the launches as a call does, with a clock around each launch.  Then calls `note` with the kernel and the
-        seconds of each launch."""
+        """Runs the launches as `__call__` does, and measures the time of each launch.  Then calls `note` with the
+        kernel and the seconds of each launch."""
         seconds = (ctypes.c_double * len(self.kernels))()
-        failed = self(seconds)
+        failed_kernel = self(seconds)
         for kernel, spent_s in zip(self.kernels, seconds, strict=True):
             note(kernel, spent_s)
-        return failed
+        return failed_kernel
 
 
 def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
@@ -161,24 +161,24 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
         index = bisect.bisect(starts, address) - 1
         return index if index >= 0 and address < starts[index] + storages[index].nbytes() else None
 
-    uses: dict[int, list[int]] = {}
-    for number, launch in enumerate(recorder.launches):
+    launches_by_buffer: dict[int, list[int]] = {}
+    for launch_index, launch in enumerate(recorder.launches):
         for address in launch.function.addresses(launch.arguments):
             if (index := buffer_at(address)) is not None:
-                uses.setdefault(index, []).append(number)
-    holder = buffer_at(result.data_ptr())
-    if holder is None or (result.shape, result.stride(), result.dtype) != (out.shape, out.stride(), out.dtype):
+                launches_by_buffer.setdefault(index, []).append(launch_index)
+    result_buffer = buffer_at(result.data_ptr())
+    if result_buffer is None or (result.shape, result.stride(), result.dtype) != (out.shape, out.stride(), out.dtype):
         raise RecordError(f"the result {tuple(result.shape)} is no new tensor in the layout {tuple(out.shape)}")
-    targets = {holder: out.data_ptr() - (result.data_ptr() - starts[holder])}
-    planning = {
-        index: Buffer(starts[index], storages[index].nbytes(), numbers[0], numbers[-1])
-        for index, numbers in uses.items()
-        if index != holder
+    targets = {result_buffer: out.data_ptr() - (result.data_ptr() - starts[result_buffer])}
+    planned_buffers = {
+        index: Buffer(starts[index], storages[index].nbytes(), launch_indices[0], launch_indices[-1])
+        for index, launch_indices in launches_by_buffer.items()
+        if index != result_buffer
     }
-    offsets, total = planned([*planning.values()])
-    memory = torch.empty(total + ALIGNMENT, dtype=torch.uint8)
-    base = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
-    targets |= {index: base + offset for index, offset in zip(planning, offsets, strict=True)}
+    offsets, planned_bytes = planned([*planned_buffers.values()])
+    memory = torch.empty(planned_bytes + ALIGNMENT, dtype=torch.uint8)
+    aligned_address = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    targets |= {index: aligned_address + offset for index, offset in zip(planned_buffers, offsets, strict=True)}
 
     def moved(address: int) -> int:
         index = buffer_at(address)

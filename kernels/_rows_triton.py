@@ -1,4 +1,4 @@
-"""Defines the configs of the kernel `fused` of norms and softmax.  A Triton program holds complete rows."""
+"""Defines the configs of the Triton kernel `fused` of norms and of softmax, whose programs hold complete rows."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class Config:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Returns the configs to try: 1 to 32 warps.  For short rows, also several rows per program."""
-    row = int(next_power_of_2(int(case["H"])))
-    blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT_ROW]
-    return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
+    row_length = int(next_power_of_2(int(case["H"])))
+    block_rows = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row_length <= 2 * SHORT_ROW]
+    return tuple(Config(*config_values) for config_values in itertools.product(block_rows, (1, 2, 4, 8, 16, 32)))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA.  The registers are for the rows in fp32; the norm's weight is not counted."""
     threads = 32 * config.num_warps
-    values = config.block_t * int(next_power_of_2(int(case["H"])))
-    registers = cdiv(values, threads) + ADDRESS_REGISTERS
-    return Footprint(threads, registers, 0, cdiv(int(case["T"]), config.block_t))
+    tile_values = config.block_t * int(next_power_of_2(int(case["H"])))
+    thread_registers = cdiv(tile_values, threads) + ADDRESS_REGISTERS
+    return Footprint(threads, thread_registers, 0, cdiv(int(case["T"]), config.block_t))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Returns the default config: 1 to 16 warps, and eight elements per thread (a 16-byte load in bf16).  If there are
-    more rows than SMs, it has 16 elements per thread, and several short rows per program."""
-    row, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
-    block_t = max(1, SHORT_ROW // row) if many_rows else 1
+    """Returns the default config: 1 to 16 warps with eight elements per thread (16 bytes in bf16).  If there are more
+    rows than SMs, a thread has 16 elements, and a program has several short rows."""
+    row_length, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    block_t = max(1, SHORT_ROW // row_length) if many_rows else 1
     thread_elements = 16 if many_rows else 8
-    return Config(block_t, min(max(block_t * row // (thread_elements * 32), 1), 16))
+    return Config(block_t, min(max(block_t * row_length // (thread_elements * 32), 1), 16))
 
 
 TUNING = Tuning(Config, configs, heuristic, footprint)

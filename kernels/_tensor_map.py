@@ -42,10 +42,10 @@ class CudaMap:
     def encoded(self) -> Any:
         """Returns the 128 bytes of the map as a NumPy array of one element.  A kernel takes this array by value.
         Raises `ValueError` if there is no driver, or if the driver refuses the map."""
-        buffer = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
-        aligned_start = -buffer.ctypes.data % ALIGNMENT
-        map_bytes = buffer[aligned_start : aligned_start + MAP_BYTES]
-        status = _encode()(
+        map_buffer = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
+        aligned_start = -map_buffer.ctypes.data % ALIGNMENT
+        map_bytes = map_buffer[aligned_start : aligned_start + MAP_BYTES]
+        driver_status = _encode()(
             ctypes.c_void_p(map_bytes.ctypes.data),
             ELEMENT_TYPES[self.base.dtype][1],
             2,
@@ -59,9 +59,11 @@ class CudaMap:
             PROMOTE_TO_128,
             FILL_ZERO,
         )
-        if status:
+        if driver_status:
             expected_matrix = "a matrix that cuTensorMapEncodeTiled takes"
-            problem = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
+            problem = (
+                f"error {driver_status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
+            )
             raise ValueError(f"tensor map: expected {expected_matrix}, got {problem}")
         return map_bytes.view([("bytes", np.uint8, MAP_BYTES)])
 

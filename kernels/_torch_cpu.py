@@ -38,16 +38,16 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns why a kernel must not give `inputs.a` to torch's matrix products, or None if their result is right."""
-    reason = why_not_padded_rows(inputs.a)
-    return f"a: {reason}" if reason else None
+    """Returns why torch's matrix products must not get a kernel's argument `a`, or None if their result is right."""
+    refusal_reason = why_not_padded_rows(inputs.a)
+    return f"a: {refusal_reason}" if refusal_reason else None
 
 
 def check_rows(a: torch.Tensor) -> None:
     """Raises `ValueError` if torch's CPU matrix products would give a wrong result for `a` `[M, K]`."""
-    reason = why_not_padded_rows(a)
-    if reason:
-        raise ValueError(f"a: {reason}")
+    refusal_reason = why_not_padded_rows(a)
+    if refusal_reason:
+        raise ValueError(f"a: {refusal_reason}")
 
 
 @cache
@@ -64,8 +64,8 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
 def scaled_mm_writes_between_rows() -> bool:
     """Returns whether `torch._scaled_mm` on this CPU writes results into the padding between the rows of `out`."""
     M, N, K, padding_value = 32, 48, 64, 7.0
-    a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
-    scale = torch.ones(())
+    a, b = (torch.ones(matrix_shape).to(torch.float8_e4m3fn) for matrix_shape in ((M, K), (N, K)))
+    unit_scale = torch.ones(())
     padded_out = torch.full((M, 2 * N), padding_value, dtype=torch.bfloat16)
-    torch._scaled_mm(a, b.mT, scale, scale, out_dtype=torch.bfloat16, out=padded_out[:, :N])
+    torch._scaled_mm(a, b.mT, unit_scale, unit_scale, out_dtype=torch.bfloat16, out=padded_out[:, :N])
     return not bool((padded_out[:, :N] == K).all() and (padded_out[:, N:] == padding_value).all())

@@ -29,24 +29,24 @@ def import_file(path: Path) -> ModuleType:
     package_root = path.parent
     while (package_root / "__init__.py").is_file() and package_root != package_root.parent:
         package_root = package_root.parent
-    package = f"{MODULE_PREFIX}{abs(hash(package_root))}"
-    if package not in sys.modules:
-        package_spec = ModuleSpec(package, None, is_package=True)
+    folder_package = f"{MODULE_PREFIX}{abs(hash(package_root))}"
+    if folder_package not in sys.modules:
+        package_spec = ModuleSpec(folder_package, None, is_package=True)
         package_spec.submodule_search_locations = [str(package_root)]
-        sys.modules[package] = importlib.util.module_from_spec(package_spec)
+        sys.modules[folder_package] = importlib.util.module_from_spec(package_spec)
     for folder in (package_root, path.parent):
         _put_first(folder)
-    inner_package = ".".join((package, *path.parent.relative_to(package_root).parts))
+    inner_package = ".".join((folder_package, *path.parent.relative_to(package_root).parts))
     importlib.import_module(inner_package)
-    name = f"{inner_package}.{path.stem.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton reads a kernel's source through its module
+    module_name = f"{inner_package}.{path.stem.replace('.', '_')}"
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = module  # Triton reads a kernel's source through its module
     try:
-        spec.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        del sys.modules[module_name]
         raise
     return module
 
@@ -57,8 +57,8 @@ def _put_first(folder: Path) -> None:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
     for name, module in list(sys.modules.items()):
-        file = Path(getattr(module, "__file__", None) or "")
-        module_folder = file.parent.parent if file.name == "__init__.py" else file.parent
+        module_file = Path(getattr(module, "__file__", None) or "")
+        module_folder = module_file.parent.parent if module_file.name == "__init__.py" else module_file.parent
         if "." not in name and module_folder != folder and module_folder in _user_folders and _has(folder, name):
             for unloaded_name in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:
                 del sys.modules[unloaded_name]

@@ -17,10 +17,10 @@ def run_times() -> dict[int, tuple[int, int]]:
     """Returns for each thread how long it ran and how long it waited for a core, in nanoseconds.  Leaves out threads
     that have ended.  Returns an empty dict if the operating system does not report these times."""
     thread_times = {}
-    for task in _THREADS_FOLDER.iterdir() if _THREADS_FOLDER.is_dir() else ():
+    for thread_folder in _THREADS_FOLDER.iterdir() if _THREADS_FOLDER.is_dir() else ():
         with suppress(OSError):
-            ran_ns, waited_ns, _ = map(int, (task / "schedstat").read_text().split())
-            thread_times[int(task.name)] = (ran_ns, waited_ns)
+            ran_ns, waited_ns, _ = map(int, (thread_folder / "schedstat").read_text().split())
+            thread_times[int(thread_folder.name)] = (ran_ns, waited_ns)
     return thread_times
 
 

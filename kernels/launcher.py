@@ -99,14 +99,14 @@ class Launcher:
         if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(positional_values)):
             self.signature.bind(*args, **kwargs)
         arguments = {**self.defaults, **positional_values, **kwargs}
-        outs = arguments.pop("out", None)
-        if outs is not None and not isinstance(outs, tuple):
-            outs = (outs,)
-        bound = self.bound(arguments, outs)
+        passed_out = arguments.pop("out", None)
+        if passed_out is not None and not isinstance(passed_out, tuple):
+            passed_out = (passed_out,)
+        bound = self.bound(arguments, passed_out)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(arguments, bound.dims)
-        outputs = {} if outs is None else dict(zip(bound.made, outs, strict=True))
-        if outs is None:
+        outputs = {} if passed_out is None else dict(zip(bound.made, passed_out, strict=True))
+        if passed_out is None:
             for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
                 outputs[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
         arguments.update(bound.absent)
@@ -135,33 +135,33 @@ class Launcher:
 
     def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Returns the `BoundCall` for the layout of `arguments`.  Raises `ValueError` on a refused layout."""
-        key: tuple[Any, ...] | None
+        layout_key: tuple[Any, ...] | None
         try:
             tensors = self._tensors_of(arguments) if outs is None else (*self._tensors_of(arguments), None, *outs)
-            key = (
+            layout_key = (
                 self._options_of(arguments),
                 _device.sm_count_override,
                 *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
             )
             if self.on_cpu:
-                key += (torch.get_num_threads(),)
+                layout_key += (torch.get_num_threads(),)
             if self.aligned:
                 aligned_tensors = [arguments[name] for name in self.aligned] + list(outs or ())
-                key += tuple([None if x is None else x.data_ptr() % 16 for x in aligned_tensors])
+                layout_key += tuple([None if x is None else x.data_ptr() % 16 for x in aligned_tensors])
         except (AttributeError, KeyError):
-            key = None  # an argument is missing or no tensor; the checks say which
-        bound = self._known.get(key)
+            layout_key = None  # an argument is missing or no tensor; the checks say which
+        bound = self._known.get(layout_key)
         if bound is None:
             self.signature.bind(**arguments)
             bound = self._bind(arguments, outs)
-            assert key is not None, "an argument without a layout is refused"
+            assert layout_key is not None, "an argument without a layout is refused"
             if len(self._known) >= MAX_LAYOUTS:
                 self._known.clear()
-            self._known[key] = bound
+            self._known[layout_key] = bound
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values in integer tensors.  Reads the values only if `_checks` allows this."""
+        """Raises `ValueError` on wrong values in integer tensors, such as slots.  `_checks` may turn this off."""
         first_tensor = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first_tensor):
             self.contract.bounds(arguments, dims)
@@ -211,8 +211,8 @@ class Launcher:
         for name in [name for name in outs if name in byte_counts]:
             for other in takewhile(name.__ne__, byte_counts):
                 over = other == self.in_place[name]
-                itself, owner_name = f", or {other} itself" * over, other if other in inputs else "another output"
-                error = f"out: expected memory of its own{itself}, got memory that overlaps {owner_name}'s"
+                itself_text, owner_name = f", or {other} itself" * over, other if other in inputs else "another output"
+                error = f"out: expected memory of its own{itself_text}, got memory that overlaps {owner_name}'s"
                 over = over and (outs[name].shape, outs[name].stride()) == (inputs[other].shape, inputs[other].stride())
                 disjoint_pairs.append((name, byte_counts[name], other, byte_counts[other], over, error))
         return disjoint_pairs
@@ -221,7 +221,7 @@ class Launcher:
         """Returns the config for a call with these `arguments`, if the caller passes no config."""
         contract, first_tensor = self.contract, arguments[self.tensors[0]]
         name = DTYPE_NAMES[first_tensor.dtype] if contract.scheme is None else contract.scheme(arguments)
-        case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
+        case = {dim_name: dims[dim_name] for dim_name in self.spec.cases["smoke"][0] if dim_name in dims}
         case |= {} if contract.case is None else contract.case(arguments)
         return self.kernel.config_for(Case(**case), get_scheme(name), first_tensor.device)
 
@@ -257,16 +257,16 @@ def kernel(
     """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
 
     The launcher is called after the checks, with the arguments that its parameters name.  With `**others` it gets all
-    of the op's arguments.  Before the call, its results (named as in the contract) are allocated, and its `config` is
-    chosen.  It need not return them.  A launcher without results among its parameters returns its own tensors.
+    of the op's arguments.  Before the call, its results (named as in the op's contract) are allocated, and its `config`
+    is chosen.  It need not return them.  A launcher without results among its parameters returns its own tensors.
 
-    - `unsupported` returns a further reason to refuse a call.  `aligned` names tensors with an address that matters to
-      `unsupported` or `bind`.  The address of `out` then matters too.
+    - `unsupported` returns why a call is refused for a reason that no other field states, or None.
+    - `aligned` names tensors whose address matters to `unsupported` or `bind`.  The address of `out` then matters too.
     - `bind` is called once for each layout, with arguments and results.  The launcher gets its value as `bound`.
-    - `empty` computes the results if an argument is empty and the results are not.
+    - `empty` computes the results of a call with an empty argument, if the results are not empty.
     - `packed` describes the weight that `prepare` makes.
     - `allocates`: a result that the caller did not pass is None.  The launcher returns its own tensor, for speed.
-    - `traffic` finds the config of the launch in `inputs.config`.  By default, torch calls are `counted`.
+    - `traffic` finds the config of the launch in `inputs.config`.  By default, the bytes of torch calls are counted.
     - `options` are fields of `Takes` (the calls that the kernel takes), and other fields of `Kernel`.
 
     A C++ kernel itself makes the checks of the contract's `bounds`.  A kernel named `naive` or `library` has that role;

@@ -145,7 +145,7 @@ class Kernel:
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
         """Returns the reason why the kernel cannot take these arguments, or None.  Without `spec`, the reason also
-        names a kernel that can take them.  If the op is not registered, the caller must pass its `spec`."""
+        names a kernel that can take them.  Only an op that is not registered needs `spec`, its description."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -160,14 +160,14 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device`, or None if the kernel takes no config.  This is the recorded
-        choice if there is one that is legal for `case`, else the default."""
+        """Returns the config of a launch on `device`, or None if the kernel takes no config.  It is the recorded one if
+        that is legal for `case` (the sizes of the call), else the default."""
         if self.tuning is None:
             return None
         rows, gpu_name = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         choice_entry = {} if rows is None else recorded_choice(self.op, gpu_name, bucket_of(rows))
-        values = choice_entry["configs"].get(self.name) if choice_entry.get("scheme") == scheme.name else None
-        config = None if values is None else self.tuning.make_config(values)
+        config_values = choice_entry["configs"].get(self.name) if choice_entry.get("scheme") == scheme.name else None
+        config = None if config_values is None else self.tuning.make_config(config_values)
         use_record = config is not None and self.tuning.is_legal(config, case, scheme)
         return config if use_record else self.tuning.heuristic(case, scheme)
 
@@ -246,9 +246,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
     """Registers a function as a kernel.  Raises the same errors as `register`."""
-    for option, value, allowed_values in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
+    for field_name, value, allowed_values in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
         if value not in allowed_values:
-            raise ValueError(f"{option}: expected one of {', '.join(allowed_values)}, got {value!r}")
+            raise ValueError(f"{field_name}: expected one of {', '.join(allowed_values)}, got {value!r}")
     check_name("name", name)
     kernel = Kernel(spec.name, name, role, backend, fn, **options)
     _check_arguments(kernel, spec)
@@ -261,8 +261,8 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` if the kernel does not take the reference's arguments in order; keyword-only ones may be
-    missing.  The argument `config` must come with `tuning`, and the argument `plan` with a function `plan`."""
+    """Raises `TypeError` if the kernel does not take the reference's arguments in order.  It may lack keyword-only
+    ones.  The argument `config` needs `tuning`, and the argument `plan` a function `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra_parameters = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
     expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
@@ -321,8 +321,8 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
         names.append(lower_name)
         lower_name = kernel_by_name[lower_name].over
     candidates = (kernel_by_name[name] for name in (*names, "library", "naive") if name in kernel_by_name)
-    takers = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
-    return "".join(f"; {other.id} takes it" for other in islice(takers, 1))
+    able_kernels = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
+    return "".join(f"; {other.id} takes it" for other in islice(able_kernels, 1))
 
 
 @cache
@@ -352,7 +352,7 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports code of another package by `load`.  On an error, undoes its registrations and returns the error."""
+    """Imports another package by `load`.  Returns the error that breaks this, and undoes the new registrations."""
     snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()

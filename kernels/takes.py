@@ -72,7 +72,7 @@ class Takes:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns why a call with these arguments is refused, or None.  Checks the fields, then calls `rest`."""
+        """Returns why a call is refused, or None.  Checks the fields, then calls `rest` (the kernel's own check)."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
@@ -89,16 +89,16 @@ class Takes:
         for name, limit in self.limits.items():
             if name in sizes and not (sizes[name] <= limit if isinstance(limit, int) else sizes[name] in limit):
                 argument = _argument(contract, name)
-                expected = _words(limit) if argument == name else f"{name} of {_words(limit)}"
-                yield f"{argument}: expected {expected}, got {sizes[name]}"
+                expected_text = _words(limit) if argument == name else f"{name} of {_words(limit)}"
+                yield f"{argument}: expected {expected_text}, got {sizes[name]}"
         if self.holds:
             tensor0, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
             values = {**arguments, **strides, **sizes, "itemsize": tensor0.element_size(), "device": kind_of(tensor0)}
-            for condition, expected in self.holds.items():
+            for condition, expected_text in self.holds.items():
                 names = _compiled(condition).co_names
                 if values.keys() >= {*names} and not eval(_compiled(condition), {"__builtins__": {}}, values):
                     actual = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
-                    yield f"{_argument(contract, names[0])}: expected {expected}, got {actual}"
+                    yield f"{_argument(contract, names[0])}: expected {expected_text}, got {actual}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
                 yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"

@@ -112,8 +112,8 @@ class _Whole(TorchFunctionMode):
         if func not in (F.rms_norm, F.layer_norm, F.scaled_dot_product_attention):
             return func(*args, **kwargs)
         tensors = [x for x in tree_leaves((args, kwargs)) if type(x) is torch.Tensor]  # not torch's causal mask
-        width = tensors[2 if func is F.scaled_dot_product_attention else 0].shape[-1]
-        result = torch.empty((*tensors[0].shape[:-1], width), dtype=tensors[0].dtype, device="meta")
+        last_dim = tensors[2 if func is F.scaled_dot_product_attention else 0].shape[-1]
+        result = torch.empty((*tensors[0].shape[:-1], last_dim), dtype=tensors[0].dtype, device="meta")
         self.calls.append(TorchCall(func.__name__, False, tuple(tensors), (result,)))
         return result
 
@@ -159,8 +159,8 @@ def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.
     max_values = aten.amax(x, dim, True)
     result_max = max_values if keepdim else aten.squeeze(max_values, dim)
     result_max.masked_fill_(result_max.abs() == math.inf, 0)
-    total: torch.Tensor = aten.sum((x - max_values).exp_(), dim, keepdim)
-    return total.log_().add_(result_max)
+    exp_sum: torch.Tensor = aten.sum((x - max_values).exp_(), dim, keepdim)
+    return exp_sum.log_().add_(result_max)
 
 
 COMPOSED_CALLS: Mapping[Any, Callable[..., torch.Tensor]] = {
@@ -236,7 +236,7 @@ def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
-    """Returns a tensor with the shape of the elements that a call writes into its first operand."""
+    """Returns a tensor with the shape of the elements that a call like `index_put_` writes into its first operand."""
     target_tensor = _meta(args[0])
     if name == "index_put_":
         written_elements: torch.Tensor = aten.index.Tensor(target_tensor, args[1])

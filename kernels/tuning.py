@@ -1,10 +1,10 @@
 """Describes what a tunable kernel declares: the type of its configs, the configs to try, legal configs, the default.
 
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
-config of a committed record for this device and bucket (range of rows), or else the default.  `bench` writes these best
-configs to `kernels/<op>/choices.json`.  For each device and bucket, this file names a kernel and the record that proves
-the choice: `{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  If configs were tuned, the entry
-has `configs` by kernel, and `scheme` names their dtypes.
+config that was measured for this device and bucket (range of rows), or else the default.  `bench` writes these best
+configs to `kernels/<op>/choices.json`, which is committed.  For each device and bucket, this file names the best kernel
+and the record (a bench run) that proves it: `{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.
+If configs were tuned, the entry also has the best config of each kernel (`configs`), and their dtypes (`scheme`).
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """Holds a table of default configs, for `heuristic` of a `Tuning`.  The first row that applies and has a legal
-    config is taken.
+    """Holds a table of default configs, to be used as the `heuristic` of a `Tuning`.  Takes the first row that applies
+    and has a legal config.
 
     A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  A name
-    is a size of the case, `itemsize` (bytes of an activation), or a key of `sizes(case, scheme)`."""
+    is a size of the call (`case`), `itemsize` (bytes of an activation), or a key that `sizes(case, scheme)` returns."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
@@ -140,12 +140,12 @@ BUCKET_ROWS = (1, 16, 64, 512, float("inf"))
 
 def bucket_of(rows: float) -> str:
     """Returns the name of the bucket of `rows`, such as `rows:16` for 2 to 16 rows.  The last bucket is `rows:inf`."""
-    return f"rows:{next(limit for limit in BUCKET_ROWS if rows <= limit)}"
+    return f"rows:{next(row_limit for row_limit in BUCKET_ROWS if rows <= row_limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Returns the number of rows of a step: the first of M, T and B that `case` has, or None if it has none of them."""
-    return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
+    """Returns the number of rows of a step: the first of M, T and B in `case` (the sizes of a call), else None."""
+    return next((int(case[size_name]) for size_name in ("M", "T", "B") if size_name in case), None)
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:

@@ -74,7 +74,7 @@ OPTION_AXES: Mapping[str, Axis] = {
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes a test case with `group * H_kv` query heads. A window without `causal` gives None. `equal` sets S = T."""
+    """Makes a test case with `group * H_kv` query heads; None for a window without `causal`. `equal` sets S = T."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -178,7 +178,7 @@ def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) -> None:
-    """Writes the results of one block, `values` (heads, group, rows, ...), to the block's rows and heads in `out`."""
+    """Spreads one block's results over `out`: writes `values` (heads, group, rows, ...) to their rows and heads."""
     T, H = out.shape[:2]
     grouped_out = out.view(T, H_kv, H // H_kv, *out.shape[2:])
     grouped_out[piece.rows, piece.heads] = values.movedim(2, 0)
@@ -204,7 +204,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks the outputs and log-sum-exps of the sequences of q (B, ..., D). Returns (B, ..., width) and (B, ...)."""
+    """Stacks the (output, log-sum-exp) pairs of the B sequences of q (B, ..., D): (B, ..., `width`) and (B, ...)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -230,7 +230,7 @@ def error_bounds(
     weight_roundoff = torch.finfo(weight).eps / 2
     eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (weight, scheme.output))
     walk = WALK * (FP8_ACCUMULATION if weight.itemsize == 1 else FP32_ROUNDOFF)
-    total = walk * (math.sqrt(S) + 1)
+    sum_error = walk * (math.sqrt(S) + 1)
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
     for tile in _pieces(q, k, seen):
@@ -241,23 +241,23 @@ def error_bounds(
         weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), sink, magnitude)
         underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
         absolute_error = (underflow + FLUSH_LIMIT)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
-        relative_error = weight_roundoff + torch.expm1(2 * delta) + total
+        relative_error = weight_roundoff + torch.expm1(2 * delta) + sum_error
         _spread(out, tile, relative_error[..., None] * weighted_magnitude + absolute_error, H_kv)
         lse_magnitude = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
-        _spread(lses, tile, delta + total + WALK * FP32_ROUNDOFF * lse_magnitude, H_kv)
+        _spread(lses, tile, delta + sum_error + WALK * FP32_ROUNDOFF * lse_magnitude, H_kv)
     return out, lses
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """Returns the sinks for the heads of one block in fp64, (heads, group, 1)."""
+    """Returns the part of `sinks` that one block of the score matrix needs, in fp64, (heads, group, 1)."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """Returns each query's largest |q| . |k| over its visible keys: (heads, group, rows). It is 0 without such keys."""
-    products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
-    products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
-    return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
+    norm_products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
+    norm_products = seen.hide(_by_group(norm_products, q, k), piece.rows, piece.keys, 0.0)
+    return norm_products.amax(-1) if norm_products.shape[-1] else norm_products.new_zeros(norm_products.shape[:-1])
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:
@@ -294,21 +294,21 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns `weights @ values`. A value with weight 0 does not count, even if the value is infinite or NaN."""
     if bool(values.isfinite().all()):
         return weights @ values
-    sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
+    weighted_sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
     for special_value in (math.inf, -math.inf, math.nan):
         special_mask = values.isnan() if math.isnan(special_value) else values == special_value
-        sums += torch.where(weight_mask @ special_mask.double() > 0, special_value, 0.0)
-    return sums
+        weighted_sums += torch.where(weight_mask @ special_mask.double() > 0, special_value, 0.0)
+    return weighted_sums
 
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """Returns each query's sum of `magnitude` (heads, keys, Dv) over its visible keys: (heads, rows, Dv)."""
     first, end = (
-        (bounds[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
-        for bounds in (seen.first, seen.end)
+        (range_ends[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
+        for range_ends in (seen.first, seen.end)
     )
-    sums = torch.nn.functional.pad(magnitude.cumsum(1), (0, 0, 1, 0))
-    return (sums[:, end] - sums[:, first]).clamp_min_(0.0)
+    running_sums = torch.nn.functional.pad(magnitude.cumsum(1), (0, 0, 1, 0))
+    return (running_sums[:, end] - running_sums[:, first]).clamp_min_(0.0)
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
@@ -336,13 +336,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Prepares queries and keys for `shout`: sets column 0 to 8 in every query and to 0 in every key."""
+    """Prepares q and k so that `shout` can make one key dominant: column 0 becomes 8 in queries and 0 in keys."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at index `where` dominant: its score becomes 24 above the others. Changes its value vector too."""
+    """Makes the key at index `where` dominant: its score becomes 24 above the others. Also changes its value."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -354,10 +354,10 @@ def attention_cost(
     shape of q, with `value_dim` (default: `head_dim`) as the last dimension. The op writes `lse_rows` log-sum-exps."""
     value_width = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
-    size = 2 if q.element_size() == 1 else q.element_size()
+    output_bytes = 2 if q.element_size() == 1 else q.element_size()
     return Cost(
         read_bytes=read_bytes,
-        write_bytes=q.numel() // max(1, q.shape[-1]) * value_width * size + 4 * lse_rows,
+        write_bytes=q.numel() // max(1, q.shape[-1]) * value_width * output_bytes + 4 * lse_rows,
         tensor_flops={name: 2.0 * (head_dim + value_width) * pairs},
         vector_flops=3.0 * pairs,  # scale and shift in one multiply-add, and the sum of the denominator
         sfu_ops=float(pairs),

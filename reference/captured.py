@@ -18,7 +18,7 @@ def is_file(suite: str) -> bool:
 
 def cases_of(op: str, suite: str) -> list[str]:
     """Returns the test cases of one op in the file `suite`, the slowest first. Raises `ValueError` as `read` does."""
-    return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
+    return list(dict.fromkeys(case_row["case"] for case_row in read(suite)["ops"].get(op, ())))
 
 
 @cache
@@ -27,7 +27,7 @@ def read(suite: str) -> Mapping[str, Any]:
     try:
         file_content = json.loads(Path(suite).read_text(encoding="utf-8"))
         if file_content["rooflab_suite"] != FILE_VERSION or not all(
-            row["case"] for rows in file_content["ops"].values() for row in rows
+            case_row["case"] for op_rows in file_content["ops"].values() for case_row in op_rows
         ):
             raise ValueError("of another version")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

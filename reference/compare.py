@@ -63,13 +63,13 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
     if oracle.numel() == 0:
         return ErrorStats(name, True, 0.0, 0.0, 0, 0)
     worst_index, max_error, ratio, wrong_count = 0, 0.0, -1.0, 0
-    for start, values, expected_values, chunk_tolerance in _pieces(actual, oracle, tolerance):
+    for chunk_start, values, expected_values, chunk_tolerance in _pieces(actual, oracle, tolerance):
         stats = _plain(values, expected_values, chunk_tolerance) or _careful(values, expected_values, chunk_tolerance)
         wrong_count += stats.wrong
         # NaN stays: it is neither larger nor smaller than a number.
         max_error = stats.largest if stats.largest > max_error or math.isnan(stats.largest) else max_error
         if stats.ratio > ratio:
-            worst_index, ratio = start + stats.worst, stats.ratio
+            worst_index, ratio = chunk_start + stats.worst, stats.ratio
     index = tuple(int(i) for i in np.unravel_index(worst_index, tuple(oracle.shape)))  # torch's own imports SymPy: 1 s
     return ErrorStats(name, wrong_count == 0, max_error, ratio, wrong_count, oracle.numel(), index)
 
@@ -97,14 +97,14 @@ def _pieces(
     values, expected = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
     limit = limit.reshape(1).expand(len(expected)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
-    size = CHUNK_ELEMENTS[oracle.device.type]
-    for start in range(0, len(expected), size):
-        chunk_range = slice(start, start + size)
-        yield start, values[chunk_range].double(), expected[chunk_range].double(), limit[chunk_range].double()
+    chunk_size = CHUNK_ELEMENTS[oracle.device.type]
+    for chunk_start in range(0, len(expected), chunk_size):
+        chunk_range = slice(chunk_start, chunk_start + chunk_size)
+        yield chunk_start, values[chunk_range].double(), expected[chunk_range].double(), limit[chunk_range].double()
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
-    """Compares a chunk by a fast method. Returns None if this method computes an infinity or a NaN."""
+    """Compares a chunk by plain subtraction and division. Returns None if these give an infinity or a NaN."""
     error = (values - right).abs_()
     ratio = error / limit
     worst_index = int(ratio.argmax())

@@ -121,7 +121,7 @@ class Argument:
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Returns whether the reference accepts `dtype` for this argument in addition to the dtypes of kernels."""
+        """Returns whether a reference with `any_dtype` accepts `dtype` for this argument, even if kernels refuse it."""
         if isinstance(self.dtype, str):
             return False
         return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == FP32_AND_FP64
@@ -182,11 +182,11 @@ class Contract:
             packed = replace(self.arguments[name], layout="any", packed=packed)
             return replace(self, arguments={**self.arguments, name: packed})
         # The packed weight comes last, because its shape shows no dimensions of the op.
-        other_arguments = {key: argument for key, argument in self.arguments.items() if key != name}
+        other_arguments = {arg_name: argument for arg_name, argument in self.arguments.items() if arg_name != name}
         return replace(self, arguments={**other_arguments, name: packed})
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns each argument and result with a readable description, such as `("weight", "(H) of x's dtype")`."""
+        """Returns the rows of a table: each argument or result with its description (`"(H) of x's dtype"`)."""
         rows = []
         for name, argument in self.arguments.items():
             dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
@@ -259,7 +259,7 @@ class Contract:
             if size > 1 and stride < inner_elements:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
             inner_elements = max(inner_elements, stride * size)
-        device = next(arguments[key].device for key in self.arguments if arguments.get(key) is not None)
+        device = next(arguments[arg_name].device for arg_name in self.arguments if arguments.get(arg_name) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
 
@@ -279,16 +279,16 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
             shape_fits = False
             break
     if not shape_fits:
-        sizes = [dim.size(dims) for dim in expected]
+        expected_sizes = [dim.size(dims) for dim in expected]
         text = ", ".join(
             dim.text if size is None or dim.name is None else f"{dim.text}={size}"
-            for dim, size in zip(expected, sizes, strict=True)
+            for dim, size in zip(expected, expected_sizes, strict=True)
         )
         raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")
 
 
 def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
-    """Raises `ValueError` if `layout` forbids the strides of `tensor`. An error is better than a silent copy."""
+    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A silent copy would hide its own cost."""
     if layout == "contiguous" and not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
     if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():

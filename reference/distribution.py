@@ -49,7 +49,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """Returns the smallest Cohen's w that the test detects with probability `power`. Noncentrality is draws * w**2."""
+    """Returns the smallest Cohen's w (effect size) that the test detects with probability `power`."""
     from scipy import stats
 
     critical_value = stats.chi2.isf(FALSE_ALARM, freedom)

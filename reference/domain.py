@@ -42,11 +42,11 @@ class Sizes:
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws a size, and returns its kind and the size. `sizes` are the numbers in a kernel's source file.
+        """Draws a size, and returns its kind and the size. `sizes` are the integers in a kernel's source file.
 
         The kinds are: the least size, a power of two, a neighbour of a power of two, a prime, any size, a size in the
-        upper half of the range, and a size of a real model. If a number in `sizes` is in range, half of the draws are
-        near or above such a number. The logarithm of a size is uniform, except in the upper half."""
+        upper half of the range, and a size of a real model. If a number n of `sizes` is in range, half of the draws are
+        near n or 2n. The logarithm of a size is uniform, except in the upper half."""
         usable_sizes = [source_size for source_size in sizes if self.least <= source_size <= self.most]
         if usable_sizes and state.randrange(2):
             source_size = state.choice(usable_sizes)
@@ -75,7 +75,11 @@ class Sizes:
         """Returns some allowed sizes smaller than `size`, in ascending order."""
         power_of_two = 2 ** (int(size) - 1).bit_length() // 2
         sizes = {self.least, int(size) // 2, power_of_two, power_of_two + self.step, int(size) - self.step}
-        return [smaller for smaller in sorted(sizes) if self.least <= smaller < int(size) and smaller % self.step == 0]
+        return [
+            smaller_size
+            for smaller_size in sorted(sizes)
+            if self.least <= smaller_size < int(size) and smaller_size % self.step == 0
+        ]
 
 
 def _prime(size: int) -> int:
@@ -86,9 +90,13 @@ def _prime(size: int) -> int:
 @cache
 def model_sizes(columns: str) -> tuple[int, ...]:
     """Returns the distinct sizes of real models, in ascending order. `columns` names columns of `model_dims.json`."""
-    table = json.loads(Path(__file__).with_name("model_dims.json").read_text(encoding="utf-8"))
-    indices = [table["columns"].index(name) for name in columns.split()]
-    return tuple(sorted({row[index] for row in table["models"] for index in indices if row[index]}))
+    model_table = json.loads(Path(__file__).with_name("model_dims.json").read_text(encoding="utf-8"))
+    column_indices = [model_table["columns"].index(name) for name in columns.split()]
+    return tuple(
+        sorted(
+            {model_row[column] for model_row in model_table["models"] for column in column_indices if model_row[column]}
+        )
+    )
 
 
 Axis = Sizes | Sequence[Value]
@@ -109,15 +117,18 @@ class Domain:
     """Makes a case from one value of each axis, by name.  Returns None if these values cannot be combined."""
 
     def cover(self, seed: int, settle: CaseMaker[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
-        """Yields at most `count` random test cases. Each is the drawn candidate with the most new pairs of values.
+        """Yields at most `count` test cases. Draws random candidates for each case, and takes the candidate with the
+        most pairs of values that no earlier case has.
 
-        Without `sizes`, the first test cases have size 0 on one axis. `sizes` are numbers in a kernel's source file.
-        With `sizes`, no test case has size 0, and some sizes are near these numbers."""
+        Without `sizes`, the first test cases have size 0 on one axis. `sizes` are the integers in a kernel's source
+        file. With `sizes`, no test case has size 0, and some sizes are near these numbers."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()
-        zeros = [{name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not sizes]
-        for fixed_values in islice(chain(zeros, repeat(dict[str, int]())), count):
+        zero_settings = [
+            {name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not sizes
+        ]
+        for fixed_values in islice(chain(zero_settings, repeat(dict[str, int]())), count):
             candidates = [self._draw(random_state, sizes) for _ in range(CANDIDATE_COUNT)]
             for values, value_pairs in sorted(candidates, key=lambda candidate: -len(candidate[1] - covered_pairs)):
                 point = self._point({**values, **fixed_values}, settle) if value_pairs - covered_pairs else None

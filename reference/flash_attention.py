@@ -73,12 +73,12 @@ def reference(
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Returns whether v (B, S, H_kv, D) has stride 1 along S. A view of a (B, H_kv, D, S) tensor has this stride."""
+    """Returns whether v (B, S, H_kv, D) has stride 1 along the keys (S), as a view of (B, H_kv, D, S) has."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on options that do not fit. Scales and a v with stride 1 along S need e4m3 operands."""
+    """Raises `ValueError` on options that do not fit. Scales need e4m3, and so does a v with stride 1 along S."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -101,8 +101,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     key_range = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
-    bounds = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
-    out, lse = together(bounds, q, v.shape[-1])
+    limits = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
+    out, lse = together(limits, q, v.shape[-1])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
@@ -147,8 +147,8 @@ def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
     """Returns v (B, S, H_kv, D) as a view of a (B, H_kv, D, S) tensor. NaN pads each row to a multiple of 16 bytes."""
     S = v.shape[1]
-    columns = v.permute(0, 2, 3, 1).float().contiguous()
-    padded_columns = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
+    keys_last = v.permute(0, 2, 3, 1).float().contiguous()
+    padded_columns = torch.nn.functional.pad(keys_last, (0, -S % (16 // v.element_size())), value=math.nan)
     return padded_columns.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
 
 
@@ -229,9 +229,9 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
     One dominant key decides the result of the large heads, but not of the small heads. So a wrong scale is detected."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
-    values = {"v_scale": v_scale * _alternating(v_scale)}
-    yield "heads of q apart by 1000", inputs | values | {"q_scale": q_scale * _alternating(q_scale)}
-    yield "heads of k apart by 1000", inputs | values | {"k_scale": k_scale * _alternating(k_scale)}
+    new_scales = {"v_scale": v_scale * _alternating(v_scale)}
+    yield "heads of q apart by 1000", inputs | new_scales | {"q_scale": q_scale * _alternating(q_scale)}
+    yield "heads of k apart by 1000", inputs | new_scales | {"k_scale": k_scale * _alternating(k_scale)}
 
 
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
@@ -246,11 +246,13 @@ def cost(args: Arguments) -> Cost:
     and queries that see no key, are not read."""
     (B, T, H, D), S = args.q.shape, args.k.shape[1]
     key_range = seen_keys(T, S, args.causal, args.window)
-    counts = key_range.counts
-    keys_read = int(key_range.end.max() - key_range.first.min()) if int(counts.sum()) else 0
-    read_bytes = nbytes(args.q) * int((counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(S, 1)
+    key_counts = key_range.counts
+    keys_read = int(key_range.end.max() - key_range.first.min()) if int(key_counts.sum()) else 0
+    read_bytes = nbytes(args.q) * int((key_counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(
+        S, 1
+    )
     return attention_cost(
-        B * H * int(counts.sum()),
+        B * H * int(key_counts.sum()),
         D,
         args.q,
         read_bytes + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),

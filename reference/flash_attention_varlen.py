@@ -83,9 +83,9 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless offsets ascend from 0 to T or S, and each sequence is at most max_seqlen long."""
-    for operand_name, end in (("q", dims["T"]), ("k", dims["S"])):
+    for operand_name, row_count in (("q", dims["T"]), ("k", dims["S"])):
         offsets, given_max = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
-        check_offsets(f"cu_seqlens_{operand_name}", offsets, end)
+        check_offsets(f"cu_seqlens_{operand_name}", offsets, row_count)
         max_length = max((end_row - start_row for start_row, end_row in pairwise(offsets.tolist())), default=0)
         if max_length > given_max:
             raise ValueError(f"max_seqlen_{operand_name}: expected at least {max_length}, the longest, got {given_max}")
@@ -93,8 +93,8 @@ def check_lengths(arguments: CallArguments, dims: Dims) -> None:
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields two ranges per sequence: its rows of q, and its rows of k and v."""
-    bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(offsets)] for offsets in bounds]
+    offset_lists = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
+    row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(offsets)] for offsets in offset_lists]
     return zip(*row_ranges, strict=True)
 
 
@@ -106,13 +106,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance as in `attention.py`, in fp64: (T, H, D), and (T, H) for a returned log-sum-exp."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
-    bound = scheme.unit_roundoff * oracle[0].abs()
+    rounding_bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for queries, keys in _spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
         key_range = seen_keys(_length(queries), _length(keys), bool(inputs.get("causal")), inputs.get("window"))
         out, lse[queries] = error_bounds(q[queries], k[keys], v[keys], key_range, scores, scheme, inputs.get("sinks"))
-        bound[queries] += out
-    return (bound, lse)[: len(oracle)]
+        rounding_bound[queries] += out
+    return (rounding_bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -168,24 +168,26 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
             if _length(keys):
                 shout(inputs["k"], inputs["v"], (keys.start + min(j, _length(keys) - 1),))
         yield f"key {j} or the last of each sequence", inputs
-    for parity in ("even", "odd"):
+    for parity_name in ("even", "odd"):
         # Large keys and values must not reach the other sequences. With NaN the large sequences could not be judged.
         inputs = make_inputs(case, scheme, device, seed)
         for sequence_index, (_, keys) in enumerate(_spans(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"])):
-            if sequence_index % 2 == (parity == "odd"):
+            if sequence_index % 2 == (parity_name == "odd"):
                 inputs["k"][keys] = 8.0
                 inputs["v"][keys] = -100.0
-        yield f"{parity} sequences of large keys and values", inputs
+        yield f"{parity_name} sequences of large keys and values", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    yield "sequences in the other order", {**inputs, **bounds}
+    reversed_offsets = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    yield "sequences in the other order", {**inputs, **reversed_offsets}
     q_k_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
-    uneven = _inputs(case, q_k_lengths[0], q_k_lengths[1], scheme, device, seed)
-    yield "uneven rows: queries, keys and what comes before", uneven
-    yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
-    first_mask = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(q_k_lengths[1, 0])
-    nan_inputs = {name: uneven[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
-    yield "values: NaN in the keys of one sequence", {**uneven, **nan_inputs}
+    uneven_inputs = _inputs(case, q_k_lengths[0], q_k_lengths[1], scheme, device, seed)
+    yield "uneven rows: queries, keys and what comes before", uneven_inputs
+    yield "uneven rows: max_seqlen above the longest", {**uneven_inputs, "max_seqlen_q": 173, "max_seqlen_k": 291}
+    first_mask = torch.arange(len(uneven_inputs["k"]), device=uneven_inputs["k"].device)[:, None, None] < int(
+        q_k_lengths[1, 0]
+    )
+    nan_inputs = {name: uneven_inputs[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
+    yield "values: NaN in the keys of one sequence", {**uneven_inputs, **nan_inputs}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 

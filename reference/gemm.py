@@ -107,8 +107,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     In fp32, `size` is that of a random walk: |ref| + sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses
     TF32.
 
-    In tf32, the rounding of the operands dominates. The relative error of one product a * b lies in [0, 2 u], u =
-    2**-10. Its mean is below u, and its standard deviation is 0.3 u. So u |A B| is added for the mean, and 2.5 u
+    In tf32, the rounding of the operands dominates. One product a * b has a relative error in [0, 2 u], u = 2**-10.
+    This error has a mean below u and a standard deviation of 0.3 u. So u |A B| is added for the mean, and 2.5 u
     sqrt((A*A) (B*B)) for eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and
     fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
@@ -145,7 +145,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case in which the dimensions in `equal` have one size, because a kernel may then confuse operands."""
+    """Makes a case in which the dimensions in `equal` have one size, so that shapes do not tell the operands apart."""
     equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 

@@ -44,14 +44,16 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
     rows, columns = x.shape
-    height, width = group or (max(rows, 1), max(columns, 1))
-    blocks = (-(-rows // height), -(-columns // width)) if group else (1, 1)
-    padded_x = torch.nn.functional.pad(x.float(), (0, blocks[1] * width - columns, 0, blocks[0] * height - rows))
-    tiles = padded_x.view(blocks[0], height, blocks[1], width)
-    group_max = tiles.abs().amax(dim=(1, 3), keepdim=True)
+    group_height, group_width = group or (max(rows, 1), max(columns, 1))
+    block_counts = (-(-rows // group_height), -(-columns // group_width)) if group else (1, 1)
+    padded_x = torch.nn.functional.pad(
+        x.float(), (0, block_counts[1] * group_width - columns, 0, block_counts[0] * group_height - rows)
+    )
+    group_values = padded_x.view(block_counts[0], group_height, block_counts[1], group_width)
+    group_max = group_values.abs().amax(dim=(1, 3), keepdim=True)
     scale = torch.where(group_max > 0, (group_max / E4M3_MAX).clamp(min=MIN_SCALE), 1.0)
-    values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded_x.shape)[:rows, :columns]
-    scales = scale.view(blocks)
+    values = (group_values / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded_x.shape)[:rows, :columns]
+    scales = scale.view(block_counts)
     return values.to(E4M3).contiguous(), scales if group else scales.reshape(())
 
 
@@ -87,9 +89,9 @@ def gemm_fp8(
 def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless both scales have one element, or both have one element per block."""
     if arguments["a_scale"].ndim == 2:
-        groups = -(-dims["K"] // GROUP_SIZE)
-        check_shape("a_scale", arguments["a_scale"], dims["M"], groups)
-        check_shape("b_scale", arguments["b_scale"], groups, -(-dims["N"] // GROUP_SIZE))
+        group_count = -(-dims["K"] // GROUP_SIZE)
+        check_shape("a_scale", arguments["a_scale"], dims["M"], group_count)
+        check_shape("b_scale", arguments["b_scale"], group_count, -(-dims["N"] // GROUP_SIZE))
         return
     for name in ("a_scale", "b_scale"):
         if arguments[name].ndim > 1 or arguments[name].numel() != 1:
@@ -104,22 +106,22 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted_k: int | None = None) -> Inputs:
-    M, N, K, scales = int(case["M"]), int(case["N"]), int(case["K"]), case["scales"]
-    if scales not in ("tensor", "block"):
-        raise ValueError(f"scales: expected tensor or block, got {scales!r}")
+    M, N, K, scale_kind = int(case["M"]), int(case["N"]), int(case["K"]), case["scales"]
+    if scale_kind not in ("tensor", "block"):
+        raise ValueError(f"scales: expected tensor or block, got {scale_kind!r}")
     bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
     if torch.device(device).type == "meta":
-        a, weight, a_scale, b_scale = _meta(M, N, K, scales == "block")
+        a, weight, a_scale, b_scale = _meta(M, N, K, scale_kind == "block")
     else:
         x = randn(M, K, dtype=torch.float32, device=device, seed=seed)
         y = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         if planted_k is not None:
             x[:, planted_k] *= PLANTED_VALUE
             y[:, planted_k] *= PLANTED_VALUE
-        block = scales == "block"
-        a, a_scale = quantize_fp8(x, (1, GROUP_SIZE) if block else None)
-        weight, b_scale = quantize_fp8(y, (GROUP_SIZE, GROUP_SIZE) if block else None)
-    if scales == "block":
+        is_block_scaled = scale_kind == "block"
+        a, a_scale = quantize_fp8(x, (1, GROUP_SIZE) if is_block_scaled else None)
+        weight, b_scale = quantize_fp8(y, (GROUP_SIZE, GROUP_SIZE) if is_block_scaled else None)
+    if scale_kind == "block":
         a_scale = a_scale.mT.contiguous().mT
     inputs: Inputs = {"a": a, "b": weight.mT, "a_scale": a_scale, "b_scale": b_scale.mT if b_scale.ndim else b_scale}
     inputs["bias"] = bias
@@ -129,8 +131,8 @@ def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted
 
 
 def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
-    groups = -(-K // GROUP_SIZE)
-    shapes = ((M, K), (N, K), (M, groups) if block else (), (-(-N // GROUP_SIZE), groups) if block else ())
+    group_count = -(-K // GROUP_SIZE)
+    shapes = ((M, K), (N, K), (M, group_count) if block else (), (-(-N // GROUP_SIZE), group_count) if block else ())
     dtypes = (E4M3, E4M3, torch.float32, torch.float32)
     return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True))
 
@@ -156,13 +158,15 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is the error of `gemm` for
     16 bits: c u sqrt(K) (|A| |B| + |bias|), u = 2**-24, c = 4.
 
-    For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. An instruction sums over 32 values of K. It
-    truncates the accumulator before the sum, and the result after the sum. Each truncation goes towards zero and costs
-    up to 2**-13. The products are truncated too. These errors have random signs, and cost about one more truncation. So
-    one instruction costs 3 x 2**-13 of a partial sum. A partial sum has the size |A B| + sqrt((A*A) (B*B)), as in a
-    random walk. After every four instructions the sum is added in fp32, so the factor is 12 x 2**-13. With
-    `fast_accum`, the sum stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (In a model of the accumulator
-    with K = 128, the sum loses up to 7 x 2**-13 if one k dominates, and otherwise up to 2.6 x 2**-13.)"""
+    For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. One instruction sums over 32 values of K.
+    It truncates the accumulator before the sum, and the result after the sum. Each of these two truncations goes
+    towards zero and costs up to 2**-13. The 32 products are truncated too. Their errors have random signs, and together
+    cost about one more truncation. So one instruction costs 3 x 2**-13 of a partial sum. A partial sum has the size |A
+    B| + sqrt((A*A) (B*B)), as in a random walk.
+
+    After every four instructions the sum is added in fp32, so the factor is 12 x 2**-13. With `fast_accum`, the sum
+    stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (In a model of the accumulator with K = 128, the sum
+    loses up to 7 x 2**-13 if one k dominates. Otherwise it loses up to 2.6 x 2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]

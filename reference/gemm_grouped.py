@@ -39,8 +39,8 @@ ACCUMULATION_FACTOR = 4.0
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
     """Yields each expert that has rows, with the range of its rows."""
-    bounds = offsets.tolist()
-    for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
+    row_offsets = offsets.tolist()
+    for expert, (start, end) in enumerate(itertools.pairwise(row_offsets)):
         if end > start:
             yield expert, slice(start, end)
 
@@ -52,8 +52,8 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     dims = CONTRACT.check({"a": a, "b": b, "offsets": offsets})
     check_offsets("offsets", offsets, dims["T"])
     out = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
-    for expert, rows in _groups(offsets):
-        out[rows] = a[rows].double() @ b[expert].double()
+    for expert, expert_rows in _groups(offsets):
+        out[expert_rows] = a[expert_rows].double() @ b[expert].double()
     return out
 
 
@@ -73,11 +73,11 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
     popularity_rank = torch.randperm(E, generator=generator)
-    noise = -torch.empty(T // top_k, E, dtype=torch.float64).exponential_(generator=generator).log()
-    scores = noise - skew * torch.log(popularity_rank + 1.0)
-    expert_ids = scores.topk(top_k, dim=1).indices
-    sizes = torch.bincount(expert_ids.flatten(), minlength=E)
-    return torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0))).to(torch.int32)
+    gumbel_noise = -torch.empty(T // top_k, E, dtype=torch.float64).exponential_(generator=generator).log()
+    expert_scores = gumbel_noise - skew * torch.log(popularity_rank + 1.0)
+    expert_ids = expert_scores.topk(top_k, dim=1).indices
+    expert_row_counts = torch.bincount(expert_ids.flatten(), minlength=E)
+    return torch.cat((torch.zeros(1, dtype=torch.int64), expert_row_counts.cumsum(0))).to(torch.int32)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -113,12 +113,12 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """
     a, b = inputs["a"], inputs["b"]
     partial_sums = torch.zeros_like(oracle[0])
-    for expert, rows in _groups(inputs["offsets"]):
-        expert_a, expert_b = a[rows].double(), b[expert].double()
+    for expert, expert_rows in _groups(inputs["offsets"]):
+        expert_a, expert_b = a[expert_rows].double(), b[expert].double()
         if scheme.activation == torch.float32:
-            partial_sums[rows] = oracle[0][rows].abs() + (expert_a.square() @ expert_b.square()).sqrt()
+            partial_sums[expert_rows] = oracle[0][expert_rows].abs() + (expert_a.square() @ expert_b.square()).sqrt()
         else:
-            partial_sums[rows] = expert_a.abs() @ expert_b.abs()
+            partial_sums[expert_rows] = expert_a.abs() @ expert_b.abs()
     sum_error = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * partial_sums
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     return (sum_error + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
@@ -134,8 +134,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["b"][:, k] *= PLANTED_VALUE
         yield f"k={k}", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    for _, rows in _groups(inputs["offsets"]):
-        inputs["a"][[rows.start, rows.stop - 1]] *= PLANTED_VALUE
+    for _, expert_rows in _groups(inputs["offsets"]):
+        inputs["a"][[expert_rows.start, expert_rows.stop - 1]] *= PLANTED_VALUE
     yield "edges of groups", inputs
     inputs = make_inputs(case, scheme, device, seed)
     row_counts = torch.zeros(int(case["E"]), dtype=torch.int64)
@@ -147,7 +147,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int, skew: float = 0.0) -> tuple[Case, ...]:
-    return tuple(Case(T=count * top_k, top_k=top_k, E=E, N=N, K=K, skew=skew) for count in tokens for N, K in pairs)
+    return tuple(
+        Case(T=token_count * top_k, top_k=top_k, E=E, N=N, K=K, skew=skew) for token_count in tokens for N, K in pairs
+    )
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:

@@ -59,20 +59,20 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     if layout not in ("NN", "NT"):
         raise ValueError(f"layout: expected NN or NT, got {layout!r}")
     a = randn(M, K, dtype=scheme.activation, device=device, seed=seed)
-    shape = (2 * I, K) if layout == "NT" else (K, 2 * I)
-    b = randn(*shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=STANDARD_DEVIATION * max(K, 1) ** -0.5)
+    b_shape = (2 * I, K) if layout == "NT" else (K, 2 * I)
+    b = randn(*b_shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=STANDARD_DEVIATION * max(K, 1) ** -0.5)
     return {"a": a, "b": b.mT if layout == "NT" else b}
 
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: 4 M I K tensor-core FLOPs. An output element needs four FLOPs, an exp and a reciprocal. Each
     tensor is read or written once."""
-    (M, K), width = args.a.shape, args.b.shape[1]
-    outputs = M * (width // 2)
+    (M, K), weight_columns = args.a.shape, args.b.shape[1]
+    outputs = M * (weight_columns // 2)
     return Cost(
         read_bytes=nbytes(args.a, args.b),
         write_bytes=outputs * args.a.element_size(),
-        tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * M * width * K},
+        tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * M * weight_columns * K},
         vector_flops=4.0 * outputs,
         sfu_ops=2.0 * outputs,
     )
@@ -88,8 +88,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     The activation adds the tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| +
     subnormals of the output."""
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
-    error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
-    gate_error, up_error = error[:, : gate.shape[1]], error[:, gate.shape[1] :]
+    product_error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
+    gate_error, up_error = product_error[:, : gate.shape[1]], product_error[:, gate.shape[1] :]
     silu = gate / (1.0 + torch.exp(-gate))
     propagated_error = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
     relative_error = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff

@@ -73,18 +73,18 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
-    groups = -(-K // group)
+    group_count = -(-K // group)
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
     bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
     zero: torch.Tensor | None
     if torch.device(device).type == "meta":
         b = torch.empty((N, K // 2), dtype=torch.uint8, device="meta")
-        scale = torch.empty((N, groups), dtype=torch.bfloat16, device="meta")
-        zero = torch.empty((N, groups), dtype=torch.uint8, device="meta") if case["zeros"] else None
+        scale = torch.empty((N, group_count), dtype=torch.bfloat16, device="meta")
+        zero = torch.empty((N, group_count), dtype=torch.uint8, device="meta") if case["zeros"] else None
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         group_means, group_exponents = (
-            spread(randn(N, groups, dtype=torch.float32, device=device, seed=group_seed).clamp(-1, 1), group, K)
+            spread(randn(N, group_count, dtype=torch.float32, device=device, seed=group_seed).clamp(-1, 1), group, K)
             for group_seed in (seed + 4, seed + 3)
         )
         if case["zeros"]:
@@ -120,17 +120,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one k at a tile edge in K dominates the sum, with the largest and smallest codes."""
+    """Yields adversarial inputs: one k at a tile edge in K dominates the sum. All its codes are extreme."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last_group_start = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last_group_start - 1, last_group_start, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["a"][:, k] = PLANTED_VALUE
-        high = k % 2 * 4
+        code_shift = k % 2 * 4
         column = inputs["b"][:, k // 2]
-        column &= 0xF0 >> high  # the other half of the byte
-        column[::2] |= INT4_MAX << high
-        column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << high
+        column &= 0xF0 >> code_shift  # the other half of the byte
+        column[::2] |= INT4_MAX << code_shift
+        column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << code_shift
         yield f"k={k}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "activations of 100,000", {**inputs, "a": of_size(inputs["a"], 1e5)}

@@ -47,8 +47,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         scale = torch.empty((N,), dtype=torch.bfloat16, device="meta")
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
-        sizes = randn(N, dtype=torch.float32, device=device, seed=seed + 3).clamp(-1, 1).exp2()
-        codes, scale = quantize_int8(weight * sizes[:, None])
+        channel_factors = randn(N, dtype=torch.float32, device=device, seed=seed + 3).clamp(-1, 1).exp2()
+        codes, scale = quantize_int8(weight * channel_factors[:, None])
     return {"a": a, "b": codes.mT, "scale": scale, "bias": bias}
 
 
@@ -72,10 +72,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This is enough for a kernel that multiplies
     the codes, which bf16 represents exactly, and then scales the sum.
 
-    Another kernel may first round W to bf16. This rounding has an error of up to v = 2**-8 of each weight. Its root
-    mean square is 0.41 to 0.43 v. (The errors are uniform within an ulp. The significands, or their logarithms, are
-    uniform between 1 and 2.) With random signs, these errors add up as a random walk. 3.5 v sqrt((A*A) (W*W)) is eight
-    standard deviations of their sum. The tolerance also allows one dominant k an error of up to v."""
+    Another kernel may first round W to bf16. Each weight then has an error of up to v = 2**-8, relative to the weight.
+    The root mean square of this error is 0.41 to 0.43 v. (The errors are uniform within an ulp. The significands, or
+    their logarithms, are uniform between 1 and 2.) With random signs, these errors add up as a random walk. The
+    tolerance adds 3.5 v sqrt((A*A) (W*W)), which is eight standard deviations of their sum. If one k dominates the sum,
+    this is also more than its error of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)
@@ -84,7 +85,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the allowed error of `a @ weight`, where `weight` (K, N) is dequantised. All tensors are fp64."""
+    """Returns the error within which `a @ weight + bias` is right. weight: (K, N) fp64, dequantised; a: fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
@@ -92,12 +93,12 @@ def within(
     bf16_roundoff = torch.finfo(torch.bfloat16).eps / 2
     error_limit = error_limit + ROUNDED_WEIGHT_FACTOR * bf16_roundoff * (a.square() @ weight.square()).sqrt()
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    total: torch.Tensor = error_limit + scheme.unit_roundoff * product.abs() + subnormal
-    return total
+    total_error: torch.Tensor = error_limit + scheme.unit_roundoff * product.abs() + subnormal
+    return total_error
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one k at a tile edge in K dominates the sum, with the largest codes of both signs."""
+    """Yields adversarial inputs: one k at a tile edge in K dominates the sum. Its codes are 127 and -128."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -63,9 +63,9 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     num_blocks, block_size, skipped_tokens = int(case["num_blocks"]), int(case["block_size"]), int(case["skipped"])
     if T > num_blocks * block_size or skipped_tokens > T:
         raise ValueError(f"case: expected skipped <= T <= num_blocks * block_size, got {case.id}")
-    slots = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
+    slot_ids = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
     # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
-    slots[torch.arange(skipped_tokens) * max(T // max(skipped_tokens, 1), 1)] = -1
+    slot_ids[torch.arange(skipped_tokens) * max(T // max(skipped_tokens, 1), 1)] = -1
     cache = (num_blocks, block_size, H_kv, D)
     k = randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 1)
     return {
@@ -73,7 +73,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         "v": randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 2),
         "k_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 3),
         "v_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 4),
-        "slot_mapping": slots if k.is_meta else slots.to(device),
+        "slot_mapping": slot_ids if k.is_meta else slot_ids.to(device),
     }
 
 
@@ -97,9 +97,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for slot in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):
         for token in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
-            slots = inputs["slot_mapping"]
-            slots[slots == slot] = -1  # each slot at most once
-            slots[token] = slot
+            slot_ids = inputs["slot_mapping"]
+            slot_ids[slot_ids == slot] = -1  # each slot at most once
+            slot_ids[token] = slot
             yield f"token {token} to slot {slot}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["slot_mapping"].fill_(-1)

@@ -34,8 +34,8 @@ def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tenso
     embedding = tensors["model.embed_tokens.weight"].float()
     x = embedding[torch.tensor(tokens)] * arch.embedding_scale  # (T, H)
     cos, sin = rotation(arch, len(tokens))
-    for index in range(arch.num_layers):
-        prefix = f"model.layers.{index}."
+    for layer_index in range(arch.num_layers):
+        prefix = f"model.layers.{layer_index}."
         layer = {name.removeprefix(prefix): value.float() for name, value in tensors.items() if name.startswith(prefix)}
         x = x + attention(arch, layer, norm(arch, x, layer["input_layernorm.weight"]), cos, sin)
         x = x + mlp(arch, layer, norm(arch, x, layer["post_attention_layernorm.weight"]))
@@ -90,7 +90,9 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
     columns = torch.arange(0, D, 2, dtype=torch.float64)
     freqs = arch.rope_theta ** (-columns / D)
     rope_type, magnitude_factor = rope_scaling["rope_type"], 1.0
-    slowed = freqs / torch.tensor(rope_scaling["factors" if rope_type == "factors" else "factor"], dtype=torch.float64)
+    slowed_freqs = freqs / torch.tensor(
+        rope_scaling["factors" if rope_type == "factors" else "factor"], dtype=torch.float64
+    )
     if rope_type in ("default", "linear", "factors"):
         fast_weights = torch.zeros_like(freqs)
     elif rope_type == "llama3":
@@ -108,5 +110,5 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
         last_pair = min(math.ceil(pair_of(rope_scaling.get("beta_slow") or 1)), D - 1)
         fast_weights = 1 - ((columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
         magnitude_factor = rope_scaling.get("attention_factor") or max(0.1 * math.log(rope_scaling["factor"]) + 1, 1.0)
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * freqs + (1 - fast_weights) * slowed)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * freqs + (1 - fast_weights) * slowed_freqs)
     return (angles.cos() * magnitude_factor).float(), (angles.sin() * magnitude_factor).float()

@@ -61,12 +61,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     peak = lses.amax(0)
     seen_mask = lses > -math.inf
     lse_gap = (peak - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
-    step = OPERATION_FACTOR * FP32_ROUNDOFF
+    op_error = OPERATION_FACTOR * FP32_ROUNDOFF
     magnitude = inputs["outs"].double().abs().masked_fill(~seen_mask[..., None], 0.0)
-    error = (step * (part_count + lse_gap + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * magnitude
+    output_error = (op_error * (part_count + lse_gap + peak.abs().nan_to_num(posinf=0.0)) * weights)[
+        ..., None
+    ] * magnitude
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    out = error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
-    return out, step * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
+    out = output_error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
+    return out, op_error * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:

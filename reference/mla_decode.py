@@ -65,7 +65,7 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if a length is too large for the block table, or if a page number is outside the cache."""
+    """Checks bounds: raises `ValueError` if the block table is too small for a length, or the cache lacks a page."""
     check_pages(arguments["block_table"], arguments["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
 
 
@@ -132,9 +132,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield from uneven_tables(inputs, ("kv_cache",))
     reversed_tables = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
     yield "sequences in the other order", {**inputs, **reversed_tables}
-    for label, variant in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
-        cache = variant["v"] if "one sign" in label else variant["k"]
-        yield label, {**inputs, "q": variant["q"], "kv_cache": cache}
+    for label, new_inputs in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
+        cache = new_inputs["v"] if "one sign" in label else new_inputs["k"]
+        yield label, {**inputs, "q": new_inputs["q"], "kv_cache": cache}
 
 
 def cost(args: Arguments) -> Cost:
@@ -155,8 +155,8 @@ def cost(args: Arguments) -> Cost:
 
 
 def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = False, **more: bool | int) -> Case:
-    sizes = {"latent": more.pop("latent", 512), "rotary": more.pop("rotary", 64)}
-    return Case(B=B, context=context, H=H, **sizes, block_size=block_size, ragged=ragged, **more)
+    part_widths = {"latent": more.pop("latent", 512), "rotary": more.pop("rotary", 64)}
+    return Case(B=B, context=context, H=H, **part_widths, block_size=block_size, ragged=ragged, **more)
 
 
 DEEPSEEK_CASES = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))

@@ -81,8 +81,8 @@ def reference(
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
     caches = (k_cache, k_scale), (v_cache, v_scale)
-    for rows, k, v, key_range in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
-        out[rows], lse[rows] = attend(q[rows], k, v, key_range, scores, sinks)
+    for query_rows, k, v, key_range in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
+        out[query_rows], lse[query_rows] = attend(q[query_rows], k, v, key_range, scores, sinks)
     return (out, lse) if return_lse else out
 
 
@@ -99,8 +99,8 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if a length, a query offset or a page number is out of range. Pages that no query sees are
-    not checked, such as pages before the window."""
+    """Checks bounds: raises `ValueError` if a length, a query offset or a page number is out of range. Pages that no
+    query sees are not checked, such as pages before the window."""
     check_pages(
         arguments["block_table"],
         arguments["seq_lens"],
@@ -113,7 +113,7 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the name of a call's dtype combination. This is fp32 for fp32 queries and any dtype of the cache."""
+    """Returns the name of a call's dtypes: `kv_fp8` for 16-bit queries with an e4m3 cache, else the dtype of q."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -127,11 +127,11 @@ def _sequences(
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
     """Yields, for each sequence with queries, its rows of q, and its keys and values from the first visible key on."""
-    for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
-        if end > start:
-            first_key = 0 if window is None else max(0, length - (end - start) + 1 - window)
+    for b, (first_row, end_row, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
+        if end_row > first_row:
+            first_key = 0 if window is None else max(0, length - (end_row - first_row) + 1 - window)
             k, v = (_scaled(cache, block_table[b], first_key, length, scale) for cache, scale in caches)
-            yield slice(start, end), k, v, seen_keys(end - start, length - first_key, True, window)
+            yield slice(first_row, end_row), k, v, seen_keys(end_row - first_row, length - first_key, True, window)
 
 
 def _spans(
@@ -139,8 +139,8 @@ def _spans(
 ) -> Iterator[tuple[int, int, int]]:
     """Yields three numbers per sequence: the start and the end of its queries in q, and its length."""
     lengths = seq_lens.tolist()
-    bounds = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
-    return zip(bounds[:-1], bounds[1:], lengths, strict=True)
+    query_offsets = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    return zip(query_offsets[:-1], query_offsets[1:], lengths, strict=True)
 
 
 def _scaled(
@@ -158,14 +158,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     An fp8 cache adds no error: the kernel gets fp8 values, and the dtype of the queries represents them exactly."""
     q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
-    bound = scheme.unit_roundoff * oracle[0].abs()
+    rounding_bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     caches = (inputs["k_cache"], inputs.get("k_scale")), (inputs["v_cache"], inputs.get("v_scale"))
     sequences = _sequences(q, caches, table, lengths, inputs.get("cu_seqlens_q"), inputs.get("window"))
-    for rows, k, v, key_range in sequences:
-        out, lse[rows] = error_bounds(q[rows], k, v, key_range, scores, scheme, sinks)
-        bound[rows] += out
-    return (bound, lse)[: len(oracle)]
+    for query_rows, k, v, key_range in sequences:
+        out, lse[query_rows] = error_bounds(q[query_rows], k, v, key_range, scores, scheme, sinks)
+        rounding_bound[query_rows] += out
+    return (rounding_bound, lse)[: len(oracle)]
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -181,16 +181,18 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     lengths = drawn_lengths(case, generator)
     table, unused_mask = dealt_pages(lengths, block_size, generator)
     index_device = torch.device("cpu") if device.type == "meta" else device
-    bounds = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
-    inputs: Inputs = {"q": randn(B if bounds is None else int(bounds[-1]), H, D, dtype=dtype, device=device, seed=seed)}
+    query_offsets = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
+    inputs: Inputs = {
+        "q": randn(B if query_offsets is None else int(query_offsets[-1]), H, D, dtype=dtype, device=device, seed=seed)
+    }
     for name, cache_seed in (("k_cache", seed + 1), ("v_cache", seed + 2)):
         cache = randn(*unused_mask.shape, H_kv, D, dtype=torch.float32, device=device, seed=cache_seed)
         if device.type != "meta":
             cache[unused_mask.to(device)] = math.nan
         inputs[name] = cache.to(scheme.weight)
     inputs |= {"block_table": table.to(index_device), "seq_lens": lengths.to(index_device)}
-    if bounds is not None:
-        inputs["cu_seqlens_q"] = bounds.to(index_device)
+    if query_offsets is not None:
+        inputs["cu_seqlens_q"] = query_offsets.to(index_device)
     if scheme.weight.itemsize == 1:
         for name, cache_seed in (("k_scale", seed + 4), ("v_scale", seed + 5)):
             inputs[name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(cache_seed))).to(device)
@@ -246,7 +248,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes six sequences with different lengths and numbers of queries. One empty sequence has three queries."""
+    """Makes six sequences with different lengths and numbers of queries. One has three queries, but no keys."""
     query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
     short_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(short_case, scheme, device, seed)
@@ -260,17 +262,21 @@ def cost(args: Arguments) -> Cost:
     cache is read once, even if sequences share it."""
     T, H, D = args.q.shape
     query_spans = [
-        (end - start, seen_keys(end - start, length, True, args.window))
-        for start, end, length in _spans(args.q, args.seq_lens, args.cu_seqlens_q)
+        (end_row - first_row, seen_keys(end_row - first_row, length, True, args.window))
+        for first_row, end_row, length in _spans(args.q, args.seq_lens, args.cu_seqlens_q)
     ]
     pair_count = H * sum(int(key_range.counts.sum()) for _, key_range in query_spans)
     queries = sum(int((key_range.counts > 0).sum()) for _, key_range in query_spans)
-    first_keys = torch.tensor([int(key_range.first.min()) if count else 0 for count, key_range in query_spans])
-    lengths = torch.tensor([int(key_range.end.max()) if count else 0 for count, key_range in query_spans])
-    n_slots, n_entries = used_slots(args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first_keys)
+    first_keys = torch.tensor(
+        [int(key_range.first.min()) if query_count else 0 for query_count, key_range in query_spans]
+    )
+    lengths = torch.tensor([int(key_range.end.max()) if query_count else 0 for query_count, key_range in query_spans])
+    slot_count, entry_count = used_slots(
+        args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first_keys
+    )
     slot_bytes = 2 * args.k_cache.shape[2] * D * args.k_cache.element_size()
-    read_bytes = queries * H * D * args.q.element_size() + n_slots * slot_bytes
-    read_bytes += n_entries * args.block_table.element_size()
+    read_bytes = queries * H * D * args.q.element_size() + slot_count * slot_bytes
+    read_bytes += entry_count * args.block_table.element_size()
     read_bytes += nbytes(args.seq_lens, args.cu_seqlens_q, args.sinks, args.k_scale, args.v_scale)
     return attention_cost(pair_count, D, args.q, read_bytes, lse_rows=T * H if args.return_lse else 0)
 

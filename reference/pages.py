@@ -22,7 +22,7 @@ def offsets_of(counts: torch.Tensor) -> torch.Tensor:
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
-    """Returns the cumulative offsets (B + 1,) of the sequences in `bounds` after their order is reversed."""
+    """Returns the cumulative offsets (B + 1,) of the sequences in `bounds` in reversed ("turned") order."""
     return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 
@@ -62,10 +62,12 @@ def dealt_pages(
     page_order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
     table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
     unused_mask = torch.ones(num_blocks, block_size, dtype=torch.bool)
-    for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
-        sequence_pages, page_order = page_order[:count], page_order[count:]
-        table[b, :count] = sequence_pages
-        unused_mask[sequence_pages.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
+    for b, (page_count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
+        sequence_pages, page_order = page_order[:page_count], page_order[page_count:]
+        table[b, :page_count] = sequence_pages
+        unused_mask[sequence_pages.long()] = (torch.arange(page_count * block_size) >= length).view(
+            page_count, block_size
+        )
     return table, unused_mask
 
 
@@ -148,6 +150,6 @@ def used_slots(
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """Makes a test case of an op that writes T tokens to a paged cache with `spare` pages more than needed."""
+    """Makes a test case in which T tokens are written to a paged cache. `spare` pages of the cache are not needed."""
     skipped_tokens = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=skipped_tokens, **values)

@@ -25,7 +25,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """Returns log E of every token, (V,) fp64. E = -log1p(-u) is exponentially distributed noise.
+    """Returns the noise of an exponential race: log E of every token, (V,) fp64. E = -log1p(-u) is exponential.
 
     u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), computed in fp32. x is the token's random word."""
     blocks = -(-vocab_size // 4)

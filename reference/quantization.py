@@ -74,9 +74,9 @@ def quantize_int4(
     # A short group is padded with zeros, because every range contains 0.
     values = torch.nn.functional.pad(weight.float(), (0, groups * group - K)).view(N, groups, group)
     if zeros:
-        low, high = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
-        scale = _scale((high - low) / INT4_MAX, dtype)
-        zero = (-low / scale.float()).round().clamp(0, INT4_MAX)
+        low_values, high_values = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
+        scale = _scale((high_values - low_values) / INT4_MAX, dtype)
+        zero = (-low_values / scale.float()).round().clamp(0, INT4_MAX)
     else:
         scale = _scale(values.abs().amax(dim=2) / SYMMETRIC_INT4_MAX, dtype)
         zero = torch.full_like(scale, INT4_ZERO, dtype=torch.float32)
@@ -125,11 +125,11 @@ def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> Quant
     noise_power = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
     if noise_power == 0:
         return QuantizationError(0.0, 0.0, math.inf)
-    ratio = signal_power / noise_power
+    signal_to_noise = signal_power / noise_power
     return QuantizationError(
-        relative=ratio**-0.5 if ratio else math.inf,
+        relative=signal_to_noise**-0.5 if signal_to_noise else math.inf,
         mean_squared=noise_power,
-        sqnr_db=10 * math.log10(ratio) if ratio else -math.inf,
+        sqnr_db=10 * math.log10(signal_to_noise) if signal_to_noise else -math.inf,
     )
 
 

@@ -58,11 +58,11 @@ def read_gptq(
     """Converts the tensors of one GPTQ layer to the form that `gemm_w4a16` takes.
 
     `group` is the configuration's `group_size`; -1 means all of K. Groups longer than 128 are split into groups of 128
-    with the same scale. With act-order (`desc_act`) g_idx is not sorted. The columns of the result are then sorted by
-    group, and `order` is set.
+    with the same scale. With act-order (`desc_act`), `g_idx` is not sorted. The columns of the result are then sorted
+    by group, and the result's `order` lists the original columns.
 
-    Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown format. Also raises if the
-    other format would give a zero point of 8 everywhere: the checkpoint then has the other format."""
+    Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown format. Also raises if all
+    zero points would be 8 in the other format, because the checkpoint then has this other format."""
     _check_words("qweight", qweight)
     word_rows, N = qweight.shape
     K = word_rows * CODES_PER_WORD
@@ -109,9 +109,9 @@ def _unpack(words: torch.Tensor) -> torch.Tensor:
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
     """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N). Column n of the result is output channel n."""
     stored_values = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
-    values = torch.empty_like(stored_values)
-    values[:, :, list(AWQ_ORDER)] = stored_values
-    return values.flatten(1)
+    ordered_values = torch.empty_like(stored_values)
+    ordered_values[:, :, list(AWQ_ORDER)] = stored_values
+    return ordered_values.flatten(1)
 
 
 def _canonical(
@@ -147,9 +147,9 @@ def _group(group: int, K: int) -> int:
     if group == -1 or group >= K > 0:
         return max(K, MAX_GROUP_SIZE)
     if group not in GROUP_SIZES and (group <= 0 or group % MAX_GROUP_SIZE):
-        sizes = ", ".join(map(str, GROUP_SIZES))
+        sizes_text = ", ".join(map(str, GROUP_SIZES))
         raise ValueError(
-            f"group: expected one of {sizes}, a multiple of {MAX_GROUP_SIZE}, or -1 for all of K, got {group}"
+            f"group: expected one of {sizes_text}, a multiple of {MAX_GROUP_SIZE}, or -1 for all of K, got {group}"
         )
     return group
 

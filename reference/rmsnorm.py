@@ -64,7 +64,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def options(case: Case, scheme: Scheme) -> Inputs:
-    """Returns the optional arguments of a call: the test case's norm options, and `quantize` of the scheme."""
+    """Returns the optional arguments of a call: the case's norm options, and `quantize` if the output has 8 bits."""
     case_options = {
         name: case[name] for name in OPTION_DEFAULTS if name in case and case[name] != OPTION_DEFAULTS[name]
     }
@@ -74,20 +74,22 @@ def options(case: Case, scheme: Scheme) -> Inputs:
 def cost(args: Arguments) -> Cost:
     """Returns the cost: x and weight are read, the result is written. Four FLOPs per value, one rsqrt per row."""
     T, H = args.x.shape
-    written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
-    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
+    written_bytes = nbytes(args.x) if args.quantize is None else T * H + 4 * T
+    return Cost(
+        read_bytes=nbytes(args.x, args.weight), write_bytes=written_bytes, vector_flops=4.0 * T * H, sfu_ops=float(T)
+    )
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output. Codes have `quantized_limits`.
+    """Returns (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output. For codes: `quantized_limits`.
 
     u, u_32 and u_out are the unit roundoffs of x's dtype, of fp32 and of the output. c = 4 allows an unlucky random
     walk. The sum of H squares has a relative error of about sqrt(H) u_32, and the root halves this error. The squares,
     the division by H, the rsqrt and the two multiplications add one to two u_32 each.
 
     Two roundings to the dtype are allowed, because the Llama code of transformers rounds twice: x / rms, and then its
-    product with the weight. The weight scales the subnormal error of the first rounding. With `round_first` the first
-    rounding may go to the other neighbour, which is 2 u away."""
+    product with the weight. The weight scales the subnormal error of the first rounding. With `round_first`, the
+    reference rounds x / rms too. A kernel may then round to the neighbouring value, which is 2 u away."""
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
     rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
@@ -149,7 +151,7 @@ EDGE_CASES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel: the mean is over a padded row. A change of `eps` has the same effect."""
+    """Imitates a faulty kernel that divides the sum by a padded H. Returns the `eps` that has the same effect."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

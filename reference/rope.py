@@ -118,12 +118,12 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     error_limits = []
     for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):
-        size = x.double().abs()
+        abs_x = x.double().abs()
         half_width = x.shape[-1] // 2
         if inputs["interleaved"]:
-            magnitude = (size[..., 0::2] + size[..., 1::2]).repeat_interleave(2, dim=-1)
+            magnitude = (abs_x[..., 0::2] + abs_x[..., 1::2]).repeat_interleave(2, dim=-1)
         else:
-            magnitude = (size[..., :half_width] + size[..., half_width:]).repeat(1, 1, 2)
+            magnitude = (abs_x[..., :half_width] + abs_x[..., half_width:]).repeat(1, 1, 2)
         error_limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
     return tuple(error_limits)
 

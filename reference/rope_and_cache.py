@@ -73,8 +73,8 @@ def reference(
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if only one of two scales or of two norms is given, if the tables rotate more than D columns,
-    or if a cache has the wrong dtype."""
+    """Checks that options are whole: raises `ValueError` if only one of two scales or of two norms is given. Also
+    raises if the tables rotate more than D columns, or if a cache has the wrong dtype."""
     for name, plural_name in (("scale", "scales"), ("norm", "norms")):
         first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
@@ -139,8 +139,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     is not rotated must be equal, unless a norm or an e4m3 cache rounds it.
 
     A rotation has the error 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`. A key is
-    divided by its scale and rounded to the cache's dtype. The division adds 2 u_32: its error may move a value across a
-    tie. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
+    divided by its scale and rounded to the cache's dtype. The error of the division, 2 u_32, is added: it may make the
+    value round the other way. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
     has_slot = slot_ids >= 0
@@ -150,11 +150,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     for name, out, weight, error in (("k", oracle[1], k_norm, norm_error), ("v", oracle[2], None, 0.0)):
         scale, dtype = inputs.get(f"{name}_scale"), inputs[f"{name}_cache"].dtype
         x = _normed(inputs[name], weight, eps)
-        size = x if scale is None else x / scale.double()[:, None]
+        scaled_x = x if scale is None else x / scale.double()[:, None]
         rows = out.flatten(0, 1)
         cache_limit = torch.zeros_like(rows)
         rotary_R = R if name == "k" else 0
-        written_limits = _limit(size[has_slot], rows[slot_ids[has_slot]], rotary_R, inputs["interleaved"], dtype, error)
+        written_limits = _limit(
+            scaled_x[has_slot], rows[slot_ids[has_slot]], rotary_R, inputs["interleaved"], dtype, error
+        )
         if scale is None and not error:
             written_limits[..., rotary_R:] = 0.0
         cache_limit[slot_ids[has_slot]] = written_limits
@@ -170,8 +172,8 @@ def _limit(
     roundoff of fp32)."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
-    size = first_values + second_values
-    magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
+    pair_magnitude = first_values + second_values
+    magnitude = pair_magnitude.repeat_interleave(2, dim=-1) if interleaved else pair_magnitude.repeat(1, 1, 2)
     error = torch.cat(((4.0 + more) * magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
     # The error may move a value across a tie, to the other neighbour: this costs a unit roundoff of the error too.
     rounding_error = dtype_info.eps / 2 * (out.abs() + error) + dtype_info.smallest_normal * dtype_info.eps / 2

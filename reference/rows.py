@@ -30,7 +30,7 @@ CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Describes the results of an op on rows: rows or their codes, then the results `more`, then the codes' scales."""
+    """Describes the results of an op on rows: rows or codes, then the results `more`, then the codes' scales."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -68,12 +68,12 @@ def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
     """Returns values with magnitudes between `size` / 2 and `size`, and with the signs of x."""
-    ratios = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
-    return (torch.where(x.double() < 0, -ratios, ratios) * size).to(x.dtype)
+    factors = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
+    return (torch.where(x.double() < 0, -factors, factors) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
-    """Returns the argument `quantize` if the scheme has 8-bit outputs, else no argument."""
+    """Returns a dict with the argument `quantize` if the output has 8 bits, else an empty dict."""
     return {"quantize": QUANTIZE_NAMES[scheme.output]} if scheme.output in QUANTIZE_NAMES else {}
 
 
@@ -99,8 +99,8 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     """Returns the allowed errors of the codes (T, N) and scales (T,) in `oracle`. `error` (T, N): the values' error.
 
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
-    If all values of a row are within their error of 0, a kernel may return zeros with the scale 1. The same holds if
-    all values are below fp32's normal numbers."""
+    A kernel may take a row for zeros, and return codes of 0 and the scale 1. This is allowed if the row's largest
+    magnitude is at most the row's largest error plus 2**-126."""
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * scale

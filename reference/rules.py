@@ -34,9 +34,9 @@ def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
 def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
     """Raises `ValueError` unless all integers of `tensor` lie between `least` and `most`."""
     if tensor.numel():
-        low, high = (int(value) for value in tensor.aminmax())
-        if low < least or high > most:
-            raise ValueError(f"{name}: expected values from {least} to {most}, got {low} to {high}")
+        smallest_value, largest_value = (int(value) for value in tensor.aminmax())
+        if smallest_value < least or largest_value > most:
+            raise ValueError(f"{name}: expected values from {least} to {most}, got {smallest_value} to {largest_value}")
 
 
 def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
@@ -50,5 +50,9 @@ def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
 def check_offsets(name: str, offsets: torch.Tensor, end: int) -> None:
     """Raises `ValueError` unless the offsets go from 0 to `end` and never decrease."""
     values = offsets.tolist()
-    if values[0] != 0 or values[-1] != end or any(stop < start for start, stop in pairwise(values)):
+    if (
+        values[0] != 0
+        or values[-1] != end
+        or any(later_offset < earlier_offset for earlier_offset, later_offset in pairwise(values))
+    ):
         raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {values}")

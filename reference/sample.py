@@ -66,10 +66,10 @@ def reference(
     arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     arguments |= {"seed": seed, "position": position, **edits.tensors, "top_n": top_n}
     values_fit(arguments, CONTRACT.check(arguments))
-    rows = edited(logits, **edits.tensors)
+    edited_rows = edited(logits, **edits.tensors)
     settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
-    for b, (row, (t, k, p, m, s, n)) in enumerate(zip(rows, settings, strict=True)):
+    for b, (row, (t, k, p, m, s, n)) in enumerate(zip(edited_rows, settings, strict=True)):
         if not math.isfinite(row.max().item()):  # torch's max is NaN if the row has a NaN
             raise ValueError(f"logits: row {b}: expected a finite largest value, got {row.max().item()}")
         if t == 0:
@@ -105,7 +105,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _place(device: torch.device) -> torch.device:
-    """Returns the device for small tensors: the CPU if `device` is `meta`, else `device`."""
+    """Returns the device of small tensors: the CPU if `device` is `meta`, because their values are needed."""
     return torch.device("cpu" if torch.device(device).type == "meta" else device)
 
 
@@ -148,11 +148,12 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf. The arithmetic is then exact, so a
-    kernel that may draw a wrong token fails.
+    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf. The arithmetic is then exact. So a
+    kernel fails if it draws a token that top_k, top_p or min_p excludes.
 
     Then yields one large logit, batches of rows with different settings (some greedy), and edits that decide the token.
-    A kernel may support neither min_p nor a batch of greedy and random rows. So a case without min_p gets neither."""
+    A kernel may support neither min_p nor a batch of greedy and random rows. So a case without min_p gets none of
+    these."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
@@ -164,14 +165,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         ("tiny top_p keeps one", 8, (2.0, 0, 1e-9, 0.0)),
         ("one token", 1, (1.5, 0, 0.9, 0.1)),
     )
-    for (case_label, count, setting), rows in zip(tie_cases, (64, 8, 1, 8, 2, 1, 1, 1), strict=True):
-        if count > V or (setting[3] and not case["min_p"]):
+    for (case_label, tie_count, row_setting), row_count in zip(tie_cases, (64, 8, 1, 8, 2, 1, 1, 1), strict=True):
+        if tie_count > V or (row_setting[3] and not case["min_p"]):
             continue
-        logits = torch.full((rows, V), -math.inf)
+        logits = torch.full((row_count, V), -math.inf)
         generator = torch.Generator().manual_seed(seed)
         for row in logits:
-            row[torch.randperm(V, generator=generator)[:count]] = 0.5
-        inputs = {"logits": logits.to(device, scheme.activation)} | settings([setting] * rows, device, seed)
+            row[torch.randperm(V, generator=generator)[:tie_count]] = 0.5
+        inputs = {"logits": logits.to(device, scheme.activation)} | settings([row_setting] * row_count, device, seed)
         yield case_label, inputs
     for token in sorted({0, V // 2, V - 1}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -194,8 +195,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
-    """Makes edits that decide which token is drawn. The first token gets a bias of 100. The last token gets a bias of
-    150 and a penalty of 300; in odd rows, a mask also forbids the last token."""
+    """Makes edits that decide the token: every row should draw token 0, which has a bias of 100. The last token has a
+    bias of 150, but also a penalty of 300. In odd rows, a mask also forbids the last token."""
     last_token = V - 1
     mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
     mask[1::2, last_token // 32] ^= torch.tensor(1).bitwise_left_shift(last_token % 32).int()
@@ -219,8 +220,8 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: each logit is read once. top_p needs an exponential for each token that top_k keeps. Each token
-    that may still be drawn needs two logarithms. The number of tokens that top_p or min_p keeps depends on the logits,
-    so only one token is counted. Log-probabilities need an exponential for each token."""
+    that may still be drawn needs two logarithms. The number of tokens that top_p or min_p keeps depends on the logits.
+    The cost counts the least number, one. Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p

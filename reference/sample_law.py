@@ -63,13 +63,15 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
         in_support = _first(scores, ranking, int((mass_before < top_p).sum()))
         if not is_exact:
             edge_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, count) for count in edge_counts))
-    gap = ranking[0] - scores
-    weights = torch.exp(-gap)
+            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, edge_count) for edge_count in edge_counts))
+    score_gap = ranking[0] - scores
+    weights = torch.exp(-score_gap)
     if min_p > 0:
         in_support = in_support & (weights >= min_p)
         if not is_exact:
-            doubtful_mask |= top_k_mask & ((gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (gap + 1))
+            doubtful_mask |= top_k_mask & (
+                (score_gap + math.log(min_p)).abs() <= SCORE_ULPS * FP32_ROUNDOFF * (score_gap + 1)
+            )
     kept_weights = torch.where(in_support, weights, 0.0)
     return Support(kept_weights / kept_weights.sum(), in_support, doubtful_mask, scores)
 
@@ -99,9 +101,12 @@ def edited(
     rows = logits.detach().cpu().float().numpy().copy()
     if edit_offsets is not None and edit_ids is not None and edit_counts is not None and edit_bias is not None:
         B = len(rows)
-        neutral = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
+        neutral_penalties = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
         tensors = (repetition_penalty, presence_penalty, frequency_penalty)
-        penalties = [off if value is None else value.cpu().numpy() for value, off in zip(tensors, neutral, strict=True)]
+        penalties = [
+            neutral_penalty if value is None else value.cpu().numpy()
+            for value, neutral_penalty in zip(tensors, neutral_penalties, strict=True)
+        ]
         offsets, token_ids, token_counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
         bias = edit_bias.cpu().numpy()
         for b in range(B):
@@ -135,8 +140,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks a kernel that has its own random numbers. A drawn token must be at least as likely as some token in the
-    support, because such kernels may select the support by a threshold. All other checks are those of `compare`."""
+    """Checks a kernel that has its own random numbers. A random token must be in the support, or as likely as its least
+    likely token: such kernels may cut the support by a threshold. Greedy tokens and log-probabilities: as `compare`."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -147,21 +152,23 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
         failed_stats = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
         return [failed_stats, *_compare_logprobs(actual, oracle, inputs)]
     rows = edited(**{name: value for name, value in inputs.items() if name in EDIT_ARGUMENTS})
-    worst, worst_row, errors, max_err = 0.0, 0, 0, 0.0
+    worst_ratio, worst_row, errors, max_err = 0.0, 0, 0, 0.0
     for b, (token, best_token) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
         if token == best_token:
             continue
         error, ratio = _judge_row(token, best_token, rows[b], inputs, b, wins)
         errors += not ratio <= 1
-        if not ratio <= worst:
-            worst, worst_row, max_err = ratio, b, error
-    tokens = ErrorStats("tokens", errors == 0, max_err, worst, errors, expected.numel(), (worst_row,) if errors else ())
+        if not ratio <= worst_ratio:
+            worst_ratio, worst_row, max_err = ratio, b, error
+    tokens = ErrorStats(
+        "tokens", errors == 0, max_err, worst_ratio, errors, expected.numel(), (worst_row,) if errors else ()
+    )
     return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must be equal, because nothing is
-    rounded before them. The tolerance of a log-probability is the error of the sum plus the error of a score."""
+    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must be equal: the order of the
+    given logits is exact. The tolerance of a log-probability is the softmax sum's error plus a score's error."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -191,8 +198,10 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
         best = int(scores.masked_fill(~certain_mask, -math.inf).argmax())
     max_error = 0.0
     for i in (token, best):
-        gap = float(row_support.scores.max() - row_support.scores[i])
-        max_error += SCORE_ULPS * FP32_ROUNDOFF * (abs(float(row_support.scores[i])) + gap + abs(float(noise[i])) + 1)
+        score_gap = float(row_support.scores.max() - row_support.scores[i])
+        max_error += (
+            SCORE_ULPS * FP32_ROUNDOFF * (abs(float(row_support.scores[i])) + score_gap + abs(float(noise[i])) + 1)
+        )
     error = max(0.0, float(scores[best] - scores[token]))
     return error, error / max_error
 
@@ -205,10 +214,10 @@ def _tied_or_in_support(
     scores = row.double() / temperature
     above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())
-    total = weights.topk(top_k).values.sum() if 0 < top_k < len(row) else weights.sum()
+    kept_total = weights.topk(top_k).values.sum() if 0 < top_k < len(row) else weights.sum()
     return bool(
         (scores[token] > -math.inf)
         & (above_mask.sum() < (top_k or len(row)))
-        & (weights[above_mask].sum() < (top_p + MASS_TOLERANCE) * total)
+        & (weights[above_mask].sum() < (top_p + MASS_TOLERANCE) * kept_total)
         & (weights[token] >= min_p * (1 - MASS_TOLERANCE))
     )

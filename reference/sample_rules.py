@@ -103,8 +103,10 @@ def _check_edit_values(edits: Edits, V: int) -> None:
     )
     for name, values, wrong_mask, expected_text in value_checks:
         if bool(wrong_mask.any()):
-            index = int(wrong_mask.int().argmax())
-            raise ValueError(f"{name}: expected {expected_text}, got {values[index].item()} in row {int(rows[index])}")
+            wrong_index = int(wrong_mask.int().argmax())
+            raise ValueError(
+                f"{name}: expected {expected_text}, got {values[wrong_index].item()} in row {int(rows[wrong_index])}"
+            )
     unique_keys, key_counts = torch.unique(rows * V + token_ids, return_counts=True)
     if len(unique_keys) < len(token_ids):
         dup_key = int(unique_keys[key_counts > 1][0])

@@ -52,8 +52,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: two reads, a write, an exp, a reciprocal and four FLOPs per output element."""
-    T, width = args.x.shape
-    outputs = T * width // 2
+    T, input_width = args.x.shape
+    outputs = T * input_width // 2
     written_bytes = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
     return Cost(nbytes(args.x), written_bytes, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
 

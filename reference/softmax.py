@@ -53,10 +53,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["x"][:, column] = 25.0
         yield f"column={column}", inputs
-    for offset in (-1000.0, 1000.0):
+    for value_offset in (-1000.0, 1000.0):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["x"] += offset
-        yield f"all about {offset:g}", inputs
+        inputs["x"] += value_offset
+        yield f"all about {value_offset:g}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"][:, 1::2] = -math.inf
     yield "every second -inf", inputs

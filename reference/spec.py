@@ -223,9 +223,15 @@ class OpSpec:
         for name in (*self.mutates, *prepared_names, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
-        needed = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
-        if len(needed) != 1:
-            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(needed)})")
+        required_parameters = [
+            cost_parameter.name
+            for cost_parameter in inspect.signature(self.cost).parameters.values()
+            if cost_parameter.default is cost_parameter.empty
+        ]
+        if len(required_parameters) != 1:
+            raise TypeError(
+                f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(required_parameters)})"
+            )
         if (self.tolerance is None) == (self.compare is None):
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
@@ -234,8 +240,8 @@ class OpSpec:
         if self.compare is not None:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
-        limits = self.tolerance(inputs, oracle, scheme)
-        names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
+        output_limits = self.tolerance(inputs, oracle, scheme)
+        names = zip(self.outputs[: len(oracle)], actual, oracle, output_limits, strict=True)
         return [elementwise(name, out, expected_output, limit) for name, out, expected_output, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
@@ -282,16 +288,16 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. An op without the suite has no
-        cases. But an op without a suite in `DEFAULT_SUITES` has its `smoke` cases."""
+        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. If the op lacks the suite, returns
+        its `smoke` cases for a suite in `DEFAULT_SUITES`, and no cases for any other suite."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(case_text)) for case_text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
 
     def check_case(self, case: Case) -> Case:
-        """Returns `case` with its keys in the op's order: required keys, then the optional keys that are not off.
+        """Returns `case` with its keys in the op's order. Leaves out optional keys that have their default value.
 
-        Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type."""
+        Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type or is negative."""
         template_values = {**self.cases["smoke"][0], **self.optional}
         required_keys = [key for key in template_values if key not in self.optional]
         if not set(required_keys) <= set(case) <= set(template_values):
@@ -326,10 +332,10 @@ def randn(
     device = torch.device(device)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
-    count = 1
+    value_count = 1
     for size in shape:
-        count *= size
-    draw_device = device if count > 2**24 else torch.device("cpu")
+        value_count *= size
+    draw_device = device if value_count > 2**24 else torch.device("cpu")
     generator = torch.Generator(draw_device).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
     # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.

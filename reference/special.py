@@ -1,4 +1,4 @@
-"""Makes adversarial inputs for any op, from its contract: rows of zeros with both signs, and a row of NaN."""
+"""Makes adversarial inputs for any op, from its contract: rows that mix 0.0 and -0.0, and a row of NaN."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension in the shape of each argument that has rows. The row dimension is the
-    first dimension of the first float tensor that is longer than 1 and that a result has too. Without results, it is
-    the first dimension that is longer than 1."""
+    """Returns the index of the row dimension in the shape of each argument that has rows. To find this dimension, takes
+    the first float tensor with at least two dimensions. The row dimension is its first dimension that is longer than 1
+    and that a result has too. If the op has no results, only the length counts."""
     float_arguments = {
         name: argument
         for name, argument in contract.arguments.items()

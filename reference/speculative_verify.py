@@ -121,8 +121,8 @@ def values_fit(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _is_law(probs: torch.Tensor) -> torch.Tensor:
-    low, high = probs.aminmax(dim=-1)  # both are NaN if a value is NaN
-    return (low >= 0) & (high > 0) & high.isfinite()
+    row_min, row_max = probs.aminmax(dim=-1)  # both are NaN if a value is NaN
+    return (row_min >= 0) & (row_max > 0) & row_max.isfinite()
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
@@ -130,8 +130,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     have changed a decision.
 
     Rounding may change an acceptance if u * q and p differ by less than 4 roundoffs of both. Rounding may change a draw
-    if the drawn token's score is close to the best score. They may differ by at most the errors of both scores. The
-    error of a score is `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
+    if the drawn token's score is below the best by at most the errors of both. The error of a score is `SCORE_ULPS` *
+    2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
     names, errors = ("tokens", "num_accepted"), []
     for name, result, expected in zip(names, actual, oracle, strict=True):
         if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -139,13 +139,16 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
             errors.append(ErrorStats(name, False, math.nan, math.inf, expected.numel(), expected.numel(), note=note))
     if errors:
         return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(errors) :]]
-    wrong = []
+    wrong_row_ids = []
     for b, (tokens, accepted_count) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
         is_equal = tokens == oracle[0][b].tolist() and accepted_count == int(oracle[1][b])
         if not is_equal and not _excused(tokens, accepted_count, inputs, b):
-            wrong.append(b)
-    error = math.inf if wrong else 0.0
-    return [ErrorStats(name, not wrong, error, error, len(wrong), len(oracle[1]), tuple(wrong[:1])) for name in names]
+            wrong_row_ids.append(b)
+    error = math.inf if wrong_row_ids else 0.0
+    return [
+        ErrorStats(name, not wrong_row_ids, error, error, len(wrong_row_ids), len(oracle[1]), tuple(wrong_row_ids[:1]))
+        for name in names
+    ]
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
@@ -166,11 +169,15 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
     if not 0 <= drawn_token < p.shape[1]:
         return False
     stream = RECOVERY_STREAM if accepted < draft_count else 0
-    logs, noise = _weights(accepted, p, q, draft_count).log(), race(s, n + accepted, p.shape[1], stream)
-    scores = logs - noise
-    best = int(scores.argmax())
-    max_error = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn_token, best))
-    return math.isfinite(float(logs[drawn_token])) and float(scores[best] - scores[drawn_token]) <= max_error
+    log_weights, noise = _weights(accepted, p, q, draft_count).log(), race(s, n + accepted, p.shape[1], stream)
+    scores = log_weights - noise
+    best_token = int(scores.argmax())
+    max_error = sum(
+        SCORE_ULPS * FP32_ROUNDOFF * float(log_weights[i].abs() + noise[i].abs() + 1) for i in (drawn_token, best_token)
+    )
+    return (
+        math.isfinite(float(log_weights[drawn_token])) and float(scores[best_token] - scores[drawn_token]) <= max_error
+    )
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -274,8 +281,8 @@ CONTRACT = Contract(
 
 
 def _counted_one_less(of: Arguments) -> Outputs:
-    tokens, accepted = reference(**vars(of))
-    return tokens, (accepted - 1).clamp(min=0)
+    tokens, accepted_counts = reference(**vars(of))
+    return tokens, (accepted_counts - 1).clamp(min=0)
 
 
 SPEC = OpSpec(

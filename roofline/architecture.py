@@ -169,7 +169,7 @@ class Architecture:
         _refuse_unmodelled(model_type, config)
         heads = _integer(config, "num_attention_heads")
         hidden_size = _integer(config, "hidden_size")
-        theta, scaling = _rope(config)
+        theta, rope_scaling = _rope(config)
         return cls(
             name=name or str(config.get("_name_or_path") or model_type),
             hidden_size=hidden_size,
@@ -182,7 +182,7 @@ class Architecture:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
             max_position=_integer(config, "max_position_embeddings"),
             rope_theta=theta,
-            rope_scaling=scaling,
+            rope_scaling=rope_scaling,
             rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
             qk_norm=model_type == "qwen3",
             attention_bias=model_type == "qwen2",
@@ -265,10 +265,10 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
     if config.get("mlp_bias"):
         raise ValueError(f"{model_type}: mlp_bias is not modelled yet")
     # transformers takes Gemma's "gelu" for the tanh approximation too.
-    supported = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
+    activations = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
     for key in ("hidden_act", "hidden_activation"):
-        if (config.get(key) or supported[0]) not in supported:
-            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {supported[0]!r}")
+        if (config.get(key) or activations[0]) not in activations:
+            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {activations[0]!r}")
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
     for key in sorted(config.keys() - _READ_KEYS - _IGNORED_KEYS - set(_EXPERT_KEYS)):
@@ -296,22 +296,24 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     the layers with the window; without `layer_types`, these are the layers from `max_window_layers` on. Raises
     `ValueError` if only some layers have a window.
     """
-    is_mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
+    is_mistral, layer_count = model_type == "mistral", _integer(config, "num_hidden_layers")
     has_window = is_mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
         has_window = False
     window = _integer(config, "sliding_window", 4096) if has_window else None  # 4096 in transformers
     first_layer = 0 if is_mistral else _integer(config, "max_window_layers", 28)
-    default_types = [_SLIDING if window is not None and layer >= first_layer else _FULL for layer in range(count)]
-    by_layer = default_types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
-    if len(by_layer) != count:
-        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(by_layer)}")
+    default_types = [_SLIDING if window is not None and layer >= first_layer else _FULL for layer in range(layer_count)]
+    layer_types = default_types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
+    if len(layer_types) != layer_count:
+        raise ValueError(f"{model_type}: expected layer_types of {layer_count} layers, got {len(layer_types)}")
     allowed_types: list[set[str]] = [set(), {_FULL}, {_SLIDING} if has_window else set()]  # set(): no layers
-    if set(by_layer) not in allowed_types or (is_mistral and by_layer != default_types):
+    if set(layer_types) not in allowed_types or (is_mistral and layer_types != default_types):
         raise ValueError(f"{model_type}: {_PARTIAL_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
         raise ValueError(f"{model_type}: sliding_window {config['sliding_window']!r} is not modelled yet")
-    return None if window is None or _SLIDING not in by_layer or window >= config["max_position_embeddings"] else window
+    return (
+        None if window is None or _SLIDING not in layer_types or window >= config["max_position_embeddings"] else window
+    )
 
 
 def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> None:
@@ -320,11 +322,13 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
     rope_type = str(scaling.get("rope_type"))
     if rope_type not in _ROPE_KEYS:
         raise ValueError(f"model: expected rope scaling {', '.join(_ROPE_KEYS)} or none, got {rope_type!r}")
-    needed, optional = _ROPE_KEYS[rope_type]
-    if missing_keys := sorted(key for key in needed if scaling.get(key) is None):
+    needed_keys, optional_keys = _ROPE_KEYS[rope_type]
+    if missing_keys := sorted(key for key in needed_keys if scaling.get(key) is None):
         raise ValueError(f"model: rope scaling {rope_type} misses {', '.join(missing_keys)}")
-    if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
-        raise ValueError(f"model: rope scaling {rope_type}: {', '.join(unknown)} is not modelled yet")
+    if unknown_keys := sorted(
+        key for key in scaling.keys() - needed_keys - optional_keys - {"rope_type"} if scaling[key] is not None
+    ):
+        raise ValueError(f"model: rope scaling {rope_type}: {', '.join(unknown_keys)} is not modelled yet")
     factors = scaling["factors"] if isinstance(scaling.get("factors"), list) else []
     if rope_type == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
         raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']!r:.60}")
@@ -335,14 +339,14 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     # transformers 5 writes rope_parameters instead of both; where there is rope_scaling too, it takes that one.
-    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    theta = scaling.pop("rope_theta", None)
+    rope_scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    theta = rope_scaling.pop("rope_theta", None)
     theta = _positive({"rope_theta": config.get("rope_theta") if theta is None else theta}, "rope_theta", 10_000.0)
-    if nested_keys := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
+    if nested_keys := sorted(key for key, value in rope_scaling.items() if isinstance(value, Mapping)):
         raise ValueError(f"model: positions by kind of layer ({', '.join(nested_keys)}) are not modelled yet")
-    if scaling.get("rope_type") in (None, scaling.get("type")):  # some versions write both
-        scaling["rope_type"] = scaling.pop("type", None) or "default"
-    return theta, None if scaling["rope_type"] == "default" else scaling
+    if rope_scaling.get("rope_type") in (None, rope_scaling.get("type")):  # some versions write both
+        rope_scaling["rope_type"] = rope_scaling.pop("type", None) or "default"
+    return theta, None if rope_scaling["rope_type"] == "default" else rope_scaling
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

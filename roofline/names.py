@@ -17,8 +17,10 @@ def visible(text: str, keep: str = "") -> str:
     r"""Returns `text` with each invisible character replaced by an escape such as `\x1b`. Characters in `keep` stay."""
     if text.isprintable():
         return text
-    hidden = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _BIDI_CLASSES} - set(keep)
-    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden})
+    hidden_chars = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _BIDI_CLASSES} - set(
+        keep
+    )
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden_chars})
 
 
 def check_name(argument: str, name: str) -> None:

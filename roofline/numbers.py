@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Formats `value` with at least `count` significant digits, zeros included. Uses no exponent from 1e-4 to 1e7."""
+    """Formats `value` with at least `count` significant digits: 0.5 as `0.500`. Uses no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -35,9 +35,9 @@ def percent(value: float, signed: bool = False) -> str:
 
 def si(value: float) -> str:
     """Formats a number with three digits and an SI prefix: `989 T`, `3.35 T`. Above `999 E` it shows all digits."""
-    for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
-            return f"{three_digits(value / scale)} {prefix}"
+    for prefix, prefix_value in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= prefix_value * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
+            return f"{three_digits(value / prefix_value)} {prefix}"
     return f"{value:.3g} "
 
 
@@ -57,7 +57,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Formats a relative change: 0.031 as `+3.1%`, tenfold or more as `24x`; None, NaN and infinity as empty text."""
+    """Formats a relative change: 0.031 as `+3.1%`, and from 9 on as a factor (`10x`). None, NaN, infinity: no text."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -115,7 +115,7 @@ def metric_label(name: str) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Formats a metric's value. Only a unit with an SI prefix is added (`3.91 TB/s`); the label shows other units."""
+    """Formats a metric's value. Shows a unit only with an SI prefix (`3.91 TB/s`); `metric_label` shows other units."""
     unit = metric_unit(name)[1]
     if unit in _SI_UNITS and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"

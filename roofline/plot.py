@@ -94,26 +94,35 @@ def roofline_figure(
     moving_points = [(point_number, point) for point_number, point in rows if point.flops == 0]
 
     bars_inches = _BAR_INCHES * (len(moving_points) + 1) if moving_points else 0.0
-    works = {point.work for _, point in rows}
-    list_inches = ROW_IN * (len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
-    height = max((7.2 if computing_points else 0.0) + bars_inches + 1.1, list_inches + 0.6)
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=_DPI, facecolor="white")
+    work_keys = {point.work for _, point in rows}
+    list_inches = ROW_IN * (
+        len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in work_keys) + 2
+    )
+    fig_height = max((7.2 if computing_points else 0.0) + bars_inches + 1.1, list_inches + 0.6)
+    figure = Figure(figsize=(WIDTH_INCHES, fig_height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
-    write_text(figure, _MARGIN, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _MARGIN, **head)
+    heading_style: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
+    write_text(
+        figure,
+        _MARGIN,
+        1 - 0.28 / fig_height,
+        title or f"{ceilings[0].device} roofline",
+        1 - 2 * _MARGIN,
+        **heading_style,
+    )
     bottom_inches = 0.55
-    bars_inches = bars_inches if computing_points else height - 1.1
+    bars_inches = bars_inches if computing_points else fig_height - 1.1
     if computing_points:
         bottom = bottom_inches + (bars_inches + 0.75 if moving_points else 0.0)
-        axes = figure.add_axes((_MARGIN, bottom / height, _PANEL_WIDTH, (height - 0.5 - bottom) / height))
+        axes = figure.add_axes((_MARGIN, bottom / fig_height, _PANEL_WIDTH, (fig_height - 0.5 - bottom) / fig_height))
         _draw_plane(axes, computing_points, roofs, colours, fixed_axes)
     if moving_points:
-        bars_axes = figure.add_axes((_MARGIN, bottom_inches / height, _PANEL_WIDTH, bars_inches / height))
+        bars_axes = figure.add_axes((_MARGIN, bottom_inches / fig_height, _PANEL_WIDTH, bars_inches / fig_height))
         _draw_movement(bars_axes, moving_points, roofs, colours)
     draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
         points_note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
-        figure.text(COLUMN_POSITIONS[1], 0.2 / height, points_note, size=6.5, color=INK)
+        figure.text(COLUMN_POSITIONS[1], 0.2 / fig_height, points_note, size=6.5, color=INK)
     return figure
 
 
@@ -162,15 +171,17 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
     axes.yaxis.set_major_formatter(lambda value, _: si(value))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.tick_params(which="minor", labelleft=False, labelbottom=False)  # labels within a decade overflow the margin
-    for axis, low, high in ((axes.xaxis, left, right), (axes.yaxis, bottom, top)):
-        if high < low * 100:  # with its decades alone, such an axis had one label or two
+    for axis, axis_min, axis_max in ((axes.xaxis, left, right), (axes.yaxis, bottom, top)):
+        if axis_max < axis_min * 100:  # with its decades alone, such an axis had one label or two
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
     roof_texts, slanted_boxes = _draw_roofs(axes, roofs, dtypes, positions)
-    for naive, end in arrows([point for _, point in points]):
-        arrow_tail, tip_xy = ((point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, end))
-        arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, end, colours[end.op])}
+    for naive, arrow_target in arrows([point for _, point in points]):
+        arrow_tail, tip_xy = (
+            (point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, arrow_target)
+        )
+        arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, arrow_target, colours[arrow_target.op])}
         axes.annotate("", xy=tip_xy, xytext=arrow_tail, arrowprops=arrow, zorder=3)
     for (_, point), (x, y) in zip(points, positions, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
@@ -191,12 +202,12 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
     both_timed = naive.seconds is not None and end.seconds is not None
-    style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
-    return style | {"color": colour if both_timed else GREY, "linestyle": "solid" if both_timed else (0, (3, 2))}
+    arrow_style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
+    return arrow_style | {"color": colour if both_timed else GREY, "linestyle": "solid" if both_timed else (0, (3, 2))}
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """Draws the sample arrow in the legend, as wide as the space for a sample."""
+    """Draws the arrow that the legend explains, as wide as the legend's space for a symbol."""
     end_points = (0, height / 2), (width, height / 2)
     return FancyArrowPatch(*end_points, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
@@ -206,8 +217,8 @@ def _draw_roofs(
 ) -> tuple[list[Any], list[Box]]:
     """Draws each device's sloped bandwidth roofs and flat roofs. The names are above the slope, where no kernel lies.
 
-    Returns the texts of the flat roofs, and small boxes along the sloped texts. One large box around a sloped text
-    would cover kernels."""
+    Returns the texts of the flat roofs, and small boxes along the sloped texts. Point numbers avoid these boxes. One
+    large box around a sloped text would also cover kernels."""
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _TEXT_HALO}
     for device, colour in roofs.colours.items():
@@ -221,13 +232,13 @@ def _draw_roofs(
             rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
             flat_rates = sorted(set(rates.values()))
             axes.plot([left, flat_rates[-1] / rate], [left * rate, flat_rates[-1]], **line)
-            for height in flat_rates:
-                axes.plot([height / rate, right], [height] * 2, **line)
-                dtype_names = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == height)
-                names.append((height, f"{dtype_names} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
+            for roof_rate in flat_rates:
+                axes.plot([roof_rate / rate, right], [roof_rate] * 2, **line)
+                dtype_names = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == roof_rate)
+                names.append((roof_rate, f"{dtype_names} {si(roof_rate)}FLOP/s, {roofs.name(ceiling)}"))
         name_y = 0.0
-        for height, name in sorted(names):
-            corner = (height / sorted_ceilings[0].hbm_bytes_per_s, height)
+        for roof_rate, name in sorted(names):
+            corner = (roof_rate / sorted_ceilings[0].hbm_bytes_per_s, roof_rate)
             y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
             name_y = max(name_y + 9.5, y)  # at least one line of text between two names
             texts.append(axes.annotate(name, corner, (-7, name_y - y), ha="right", va="center", **text_style))
@@ -251,17 +262,17 @@ def _write_along(
     angle = atan2(y1 - y0, x1 - x0)
     marker_points = axes.transData.transform(places) * 72 / _DPI
     candidates: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
-    for start in range(20, 320, 10):
-        text_offset = (start * cos(angle) - 3 * sin(angle), start * sin(angle) + 3 * cos(angle))
+    for start_distance in range(20, 320, 10):
+        text_offset = (start_distance * cos(angle) - 3 * sin(angle), start_distance * sin(angle) + 3 * cos(angle))
         x, y = x0 + text_offset[0] - 4 * sin(angle), y0 + text_offset[1] + 4 * cos(angle)
-        steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
-        covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in marker_points)
-        covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
-        candidates.append((covered_count, text_offset, steps))
-    _, text_offset, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
+        text_xys = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
+        covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in text_xys) for x, y in marker_points)
+        covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in text_xys) for box in names)
+        candidates.append((covered_count, text_offset, text_xys))
+    _, text_offset, text_xys = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
     text_style: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (x_min, x_min * rate), text_offset, **text_style)
-    return [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]
+    return [(x - 4, y - 4, x + 4, y + 4) for x, y in text_xys]
 
 
 def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> None:
@@ -269,10 +280,10 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
         axes.plot([x], [y], "x", color=GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
         return
     face_colour = colour if point.traffic_basis == "counted" and not point.noisy else "white"
-    style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face_colour}
-    style["alpha"] = _ALPHA if point.noisy else 1.0
-    marker, size = ("*", 9.5) if point.published else (_MARKERS[point.role], 6.5)
-    axes.plot([x], [y], marker, markersize=size, zorder=5, **style)
+    marker_style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face_colour}
+    marker_style["alpha"] = _ALPHA if point.noisy else 1.0
+    marker, marker_size = ("*", 9.5) if point.published else (_MARKERS[point.role], 6.5)
+    axes.plot([x], [y], marker, markersize=marker_size, zorder=5, **marker_style)
 
 
 def _box(artist: Any) -> Box:
@@ -289,8 +300,8 @@ def _draw_numbers(
     colours: Mapping[str, str],
 ) -> None:
     marker_points = [(float(x) * 72 / _DPI, float(y) * 72 / _DPI) for x, y in axes.transData.transform(places)]
-    sizes = [(2.4 * len(str(point_number)) + 0.6, 3.6) for point_number, _ in points]
-    offsets = place_labels(marker_points, sizes, _box(axes), occupied)
+    number_sizes = [(2.4 * len(str(point_number)) + 0.6, 3.6) for point_number, _ in points]
+    offsets = place_labels(marker_points, number_sizes, _box(axes), occupied)
     line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
     for (point_number, point), point_xy, offset in zip(points, places, offsets, strict=True):
         axes.annotate(
@@ -322,9 +333,11 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
         handles.append(Line2D([], [], marker="o", label="pale: NOISY", markerfacecolor="white", alpha=_ALPHA, **dot))
     if any(point.published for point in timed_points):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
-    for basis, fill_name, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
+    for basis, fill_name, marker_fill in (("counted", "filled", INK), ("modelled", "hollow", "white")):
         if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed_points):
-            handles.append(Line2D([], [], marker="o", label=f"{fill_name}: bytes {basis}", markerfacecolor=face, **dot))
+            handles.append(
+                Line2D([], [], marker="o", label=f"{fill_name}: bytes {basis}", markerfacecolor=marker_fill, **dot)
+            )
     if len(timed_points) < len(shown_points):
         grey_style: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey_style))
@@ -354,10 +367,10 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
         fractions.append(fraction)
     for ceiling in roofs.ceilings:
         if ceiling.device in roof_by_device:
-            ratio = ceiling.hbm_bytes_per_s / roof_by_device[ceiling.device].hbm_bytes_per_s
-            fractions.append(ratio)
-            style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
-            axes.axvline(ratio, linewidth=1.2, zorder=2, **style)
+            bandwidth_ratio = ceiling.hbm_bytes_per_s / roof_by_device[ceiling.device].hbm_bytes_per_s
+            fractions.append(bandwidth_ratio)
+            line_style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
+            axes.axvline(bandwidth_ratio, linewidth=1.2, zorder=2, **line_style)
     axes.set_xlim(0, max(fractions) * 1.06)
     axes.set_ylim(len(points) - 0.3, -0.7)
     axes.set_yticks(range(len(points)), [str(point_number) for point_number, _ in points], fontsize=7.5, weight="bold")

@@ -31,9 +31,11 @@ class Roofs:
         self.ceilings = ceilings
         devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
         many_devices = len(devices) > 1
-        self.letters = {device: chr(ord("A") + index) if many_devices else "" for index, device in enumerate(devices)}
+        self.letters = {
+            device: chr(ord("A") + device_index) if many_devices else "" for device_index, device in enumerate(devices)
+        }
         lines = ["black", *COLOURS[7:], *COLOURS[:7]]
-        self.colours = {device: lines[index % len(lines)] for index, device in enumerate(devices)}
+        self.colours = {device: lines[device_index % len(lines)] for device_index, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
         """Returns the ceilings of the point's device: the measured ones if there are any, else the first ones."""
@@ -51,20 +53,20 @@ def write_text(figure: Figure, x: float, y: float, text: str, room: float, **sty
     max_characters = int(room * MAX_CHARACTERS)
     shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
     text_artist = figure.text(x, y, shown_text, parse_math=False, **style)
-    width = text_artist.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
-    text_artist.set_fontsize(float(text_artist.get_fontsize()) * min(1.0, room / width if width else 1.0))
+    text_width = text_artist.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
+    text_artist.set_fontsize(float(text_artist.get_fontsize()) * min(1.0, room / text_width if text_width else 1.0))
 
 
 def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
     """Draws each point's number, kernel, intensity, rate and fraction of the bound, under headings for op and case."""
-    height = figure.get_figheight()
-    y = height - 0.5
+    figure_height = figure.get_figheight()
+    y = figure_height - 0.5
 
     def write(cells: Sequence[str], **style: Any) -> None:
         for x, cell, alignment in zip(
             COLUMN_POSITIONS, cells, ("right", "left", "right", "right", "right"), strict=True
         ):
-            write_text(figure, x, y / height, cell, NAME_WIDTH, ha=alignment, va="center", fontsize=7.5, **style)
+            write_text(figure, x, y / figure_height, cell, NAME_WIDTH, ha=alignment, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
     heading_work = None
@@ -76,11 +78,11 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             y -= ROW_IN * 0.15
             left_style: dict[str, Any] = {"ha": "left", "va": "center"}
             bold_style: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **left_style}
-            write_text(figure, COLUMN_POSITIONS[1], y / height, point.op, CASE_OFFSET, **bold_style)
+            write_text(figure, COLUMN_POSITIONS[1], y / figure_height, point.op, CASE_OFFSET, **bold_style)
             fits_beside = len(case) <= CASE_CHARACTERS
             y -= 0.0 if fits_beside else ROW_IN * 0.9
             x = COLUMN_POSITIONS[1] + (CASE_OFFSET if fits_beside else 0.0)
-            write_text(figure, x, y / height, case, COLUMN_POSITIONS[-1] - x, size=6.5, color=INK, **left_style)
+            write_text(figure, x, y / figure_height, case, COLUMN_POSITIONS[-1] - x, size=6.5, color=INK, **left_style)
             y -= ROW_IN
         role_text = "published" if point.published else point.role
         name = point.label if point.label == role_text or point.role == "benchmark" else f"{point.label} ({role_text})"

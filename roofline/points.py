@@ -84,18 +84,20 @@ def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
     """Numbers the points from 1, sorted by op, case and device in order of appearance, then by role and name."""
     ops = list(dict.fromkeys(point.op for point in points))
-    groups = list(dict.fromkeys(point.work for point in points))
+    work_keys = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
-    sorted_points = sorted(points, key=lambda p: (ops.index(p.op), groups.index(p.work), roles.index(p.role), p.label))
+    sorted_points = sorted(
+        points, key=lambda p: (ops.index(p.op), work_keys.index(p.work), roles.index(p.role), p.label)
+    )
     return list(enumerate(sorted_points, start=1))
 
 
 def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Chooses at most `most` points to draw. If some points have FLOPs, only a few points without FLOPs are chosen.
+    """Chooses the (at most `most`) points that matter. If some points have FLOPs, takes only a few without FLOPs.
 
     The first points are the fastest kernel of each op, case and device. Then come the libraries' kernels, then the
-    naive kernels, then all others. Within each of these groups, the cases are sorted by the fastest kernel's time above
-    its bound, the largest first."""
+    naive kernels, then all others. Each of these groups is sorted by case. First comes the case whose fastest kernel
+    exceeds its bound by the most seconds."""
     moving_points = [point for point in points if not point.flops]
     computing_points = [point for point in points if point.flops]
     chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
@@ -104,16 +106,18 @@ def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
 
 
 def _foremost(points: Sequence[Point], most: int) -> set[int]:
-    groups: dict[tuple[str, str, str | None], list[Point]] = {}
+    points_by_work: dict[tuple[str, str, str | None], list[Point]] = {}
     for point in points:
-        groups.setdefault(point.work, []).append(point)
+        points_by_work.setdefault(point.work, []).append(point)
     rank_by_id: dict[int, tuple[int, float]] = {}
-    for group in groups.values():
-        fastest = min(group, key=_speed)
-        excess_s = (fastest.seconds or fastest.bound_s) - (fastest.bound_s if fastest.seconds else 0.0)
-        for point in group:
-            priority = {"library": 1, "naive": 2}.get(point.role, 3)
-            rank_by_id[id(point)] = (0 if point is fastest else priority, -excess_s)
+    for work_points in points_by_work.values():
+        fastest_point = min(work_points, key=_speed)
+        excess_s = (fastest_point.seconds or fastest_point.bound_s) - (
+            fastest_point.bound_s if fastest_point.seconds else 0.0
+        )
+        for point in work_points:
+            role_rank = {"library": 1, "naive": 2}.get(point.role, 3)
+            rank_by_id[id(point)] = (0 if point is fastest_point else role_rank, -excess_s)
     return set(sorted(rank_by_id, key=lambda point: rank_by_id[point])[:most])
 
 
@@ -161,7 +165,7 @@ def place_labels(
 
 
 def _offsets() -> list[tuple[float, float]]:
-    angles = [-pi / 4 + (step + 1) // 2 * (-1) ** step * pi / 8 for step in range(16)]
+    angles = [-pi / 4 + (angle_index + 1) // 2 * (-1) ** angle_index * pi / 8 for angle_index in range(16)]
     return [(radius * cos(angle), radius * sin(angle)) for radius in _LABEL_RADII for angle in angles]
 
 

@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns the seconds of each shape: its `exact` and `axes` values.  Raises `ValueError` on a bad file."""
+        """Returns seconds by shape (the values of `exact`, then of `axes`). Raises `ValueError` on a bad file."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -109,8 +109,8 @@ class Table:
         """Returns the data sheet's bound of a shape, in seconds. With `cached`, L2 keeps data from one call to the
         next.
 
-        With `cached`, `copies` calls together move all their bytes minus the size of L2 through HBM. The L2 rate sets
-        no bound, because no rate is published."""
+        The source uses `copies` sets of weights in turn. With `cached`, `copies` calls move all their bytes minus the
+        size of L2 through HBM. The L2 rate sets no bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -126,15 +126,17 @@ class Table:
             exact_text = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
             return Time(None, f"no row with {exact_text}", self)
         axis_values = tuple(shape[name] for name in self.axes)
-        for name, value, values in zip(self.axes, axis_values, self._values[key], strict=True):
-            if not values[0] <= value <= values[-1]:
-                return Time(None, f"{name} = {value} is outside of {values[0]} to {values[-1]}", self)
+        for name, value, published_values in zip(self.axes, axis_values, self._values[key], strict=True):
+            if not published_values[0] <= value <= published_values[-1]:
+                return Time(
+                    None, f"{name} = {value} is outside of {published_values[0]} to {published_values[-1]}", self
+                )
         if (key + axis_values) in self.times:
             return Time(self.times[key + axis_values], "published", self)
-        ratio = self._log_ratio(key, axis_values)
-        if ratio is None:
+        log_ratio = self._log_ratio(key, axis_values)
+        if log_ratio is None:
             return Time(None, "the rows around it are missing", self)
-        return Time(exp(ratio) * self._scale(key, axis_values), "interpolated", self)
+        return Time(exp(log_ratio) * self._scale(key, axis_values), "interpolated", self)
 
     def _scale(self, key: Shape, point: Shape) -> float:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
@@ -145,21 +147,23 @@ class Table:
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
-            values = self._values[key][axis]
-            index = bisect_left(values, value)
-            if values[index] != value:
-                end_points = [_replaced(point, axis, end) for end in values[index - 1 : index + 1]]
+            published_values = self._values[key][axis]
+            upper_index = bisect_left(published_values, value)
+            if published_values[upper_index] != value:
+                end_points = [
+                    _replaced(point, axis, end) for end in published_values[upper_index - 1 : upper_index + 1]
+                ]
                 return _between(point, axis, end_points, [self._log_ratio(key, end) for end in end_points])
         lines = [line for axis in range(len(point)) if (line := self._along(key, point, axis)) is not None]
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates along one axis, between the nearest published points on both sides. Without a side: None."""
-        values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
-        index = bisect_left(values, point[axis])
-        if not 0 < index < len(values):
+        """Interpolates along one axis, between the nearest published points. None if a side has no point."""
+        published_values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
+        upper_index = bisect_left(published_values, point[axis])
+        if not 0 < upper_index < len(published_values):
             return None
-        end_points = [_replaced(point, axis, end) for end in values[index - 1 : index + 1]]
+        end_points = [_replaced(point, axis, end) for end in published_values[upper_index - 1 : upper_index + 1]]
         return _between(point, axis, end_points, [self._log_ratio(key, end) for end in end_points])
 
 
@@ -179,11 +183,11 @@ def _replaced(point: Shape, axis: int, value: int) -> Shape:
 
 
 def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | None]) -> float | None:
-    low, high = ratios
-    if low is None or high is None:
+    low_ratio, high_ratio = ratios
+    if low_ratio is None or high_ratio is None:
         return None
     log_value, first_log, last_log = (log(shape[axis]) for shape in (point, *ends))
-    return low + (high - low) * (log_value - first_log) / (last_log - first_log)
+    return low_ratio + (high_ratio - low_ratio) * (log_value - first_log) / (last_log - first_log)
 
 
 def _product(scheme: str, shape: Mapping[str, int]) -> Cost:

@@ -50,8 +50,7 @@ class StepTime:
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns the milliseconds of `products`, `attention`, `all-reduces` and `rest` (all other ops, by their
-        bounds)."""
+        """Returns milliseconds of `products` (of matrices), `attention`, `all-reduces` and `rest` (all other ops)."""
         category_ms: dict[str, float] = {}
         for op in self.ops:
             category = _OP_CATEGORIES.get(op.op, "rest")
@@ -77,11 +76,11 @@ def step_time(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """Returns the time of a step on `gpus` devices.  Returns None if no published table has times of this device.
+    """Returns the time of a step on `gpus` GPUs of the type `device`, or None if no published table has this type.
     Raises `ValueError` if `step_ops` rejects the arguments."""
     ops = step_ops(arch, kind, batch, context, weight_dtype, kv_dtype, gpus)
-    rows = batch * context if kind == "prefill" else batch
-    return _step_time(arch, device, ops, rows, weight_dtype, kv_dtype, gpus)
+    token_count = batch * context if kind == "prefill" else batch
+    return _step_time(arch, device, ops, token_count, weight_dtype, kv_dtype, gpus)
 
 
 def loaded_itl_ms(
@@ -116,10 +115,10 @@ def _step_time(
         return None
     op_times = [_op_time(op, device, tables, kv_dtype) for op in ops]
     if gpus > 1:
-        size = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
-        min_seconds = all_reduce_s(size, gpus, link(device, gpus))
+        reduce_bytes = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
+        min_seconds = all_reduce_s(reduce_bytes, gpus, link(device, gpus))
         all_reduce_tables = [table for table in tables if table.op == "all_reduce"]
-        shape = {"gpus": gpus, "bytes": size}
+        shape = {"gpus": gpus, "bytes": reduce_bytes}
         op_times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, min_seconds, all_reduce_tables, shape))
     including_ops = {name: op for op in op_times for name in op.includes}
     op_times = [
@@ -138,15 +137,15 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
         matching_tables = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
         return _in_pieces(op, min_seconds, matching_tables)
-    scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
-    matching_tables = [t for t in tables if t.op == op.op and t.scheme == scheme]
+    table_scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
+    matching_tables = [t for t in tables if t.op == op.op and t.scheme == table_scheme]
     return _timed(op.op, op.site, op.calls, min_seconds, matching_tables, op.shape)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a matrix product.  If N is above all published N, adds the times of equal parts of N."""
-    max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
-    piece_count = ceil(op.shape["N"] / max_n) if max_n else 1
+    """Returns the time of a matrix product.  If N exceeds all tables, cuts N into equal parts and adds their times."""
+    published_max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
+    piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
     piece_time = _timed(op.op, op.site, op.calls * piece_count, least_s / piece_count, tables, shape)
     if piece_count == 1 or piece_time.basis == "bound":
@@ -156,11 +155,11 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
     """Returns the fastest published time for `shape`, or the roofline bound if no table has the shape."""
-    times: list[Time] = [table.time(shape) for table in tables]
-    published_times = [(time.seconds, time) for time in times if time.seconds is not None]
+    table_times: list[Time] = [table.time(shape) for table in tables]
+    published_times = [(time.seconds, time) for time in table_times if time.seconds is not None]
     if not published_times:
-        reason = times[0].how if times else ""
-        return OpTime(op, site, calls, calls * least_s * 1e3, "bound", reason)
+        missing_reason = table_times[0].how if table_times else ""
+        return OpTime(op, site, calls, calls * least_s * 1e3, "bound", missing_reason)
     seconds, best_time = min(published_times, key=lambda pair: pair[0])
     source = f"{best_time.table.framework} {best_time.table.version} {best_time.table.kernel}"
     return OpTime(op, site, calls, calls * seconds * 1e3, best_time.how, source, best_time.table.includes)

@@ -2,15 +2,15 @@
 
 The estimate assumes that each op is one kernel, and that kernels run one after another.  Each kernel moves its inputs
 and outputs through HBM once.  The time of an op is the largest of its memory, arithmetic and launch times.  The time of
-the step is the sum of these times.  A kernel that fuses two ops can be faster than this sum.  The cost of an op is the
-same as in the op's own specification.
+the step is the sum of these times.  A kernel that fuses two ops can be faster than this sum.  The bytes and FLOPs of an
+op are the same as in its specification in `reference/`.
 
 Tensor parallelism splits the heads, the MLP's width and the vocabulary.  Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype.  Some switches add the values (NVLink SHARP, since Hopper).  With
-these switches each GPU sends the tensor's bytes once.  With other links each of `n` GPUs sends `2 * (n - 1) / n` of
+`[tokens, hidden]` tensor in the activations' dtype.  Some NVLink switches add the values themselves (SHARP, since
+Hopper).  Then each GPU sends the tensor's bytes once.  With any other link, each of `n` GPUs sends `2 * (n - 1) / n` of
 these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
-counted.  All-reduces overlap with no kernel, because the next op needs the sum.  The collectives of embedding and
-logits are left out.  They have about `1 / (2 * layers)` of these bytes.
+counted.  No kernel overlaps with an all-reduce, because the next op needs the sum.  Embedding and logits also exchange
+data.  This is left out: it has only about `1 / (2 * layers)` of the bytes of the all-reduces.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, wind
     mask allows.  A `window` of 0 means no window."""
     visible_keys = min(context, window or context)
     visible_pairs = B * H * (visible_keys * (visible_keys + 1) // 2 + (context - visible_keys) * visible_keys)
-    row = B * context * D * ITEM_BYTES[dtype]
-    return _attention(visible_pairs, D, H * row, 2 * H_kv * row, dtype)
+    head_bytes = B * context * D * ITEM_BYTES[dtype]
+    return _attention(visible_pairs, D, H * head_bytes, 2 * H_kv * head_bytes, dtype)
 
 
 def decode_attention_cost(
@@ -75,8 +75,8 @@ def decode_attention_cost(
     """Returns the cost of one query in each of `B` sequences with `context` keys.  A `window` of 0 means no window."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
-    table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
-    return _attention(B * H * context, D, B * H * D * ITEM_BYTES[dtype], kv_bytes + table_bytes, dtype)
+    block_table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
+    return _attention(B * H * context, D, B * H * D * ITEM_BYTES[dtype], kv_bytes + block_table_bytes, dtype)
 
 
 def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: float, dtype: str) -> Cost:
@@ -107,7 +107,7 @@ def _step(
         OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
         OpCost("rmsnorm", 1, rmsnorm_cost(T, H, item), "first_norm"),
         product("qkv_proj", L, T, q + 2 * kv, H, weight_dtype, arch.attention_bias),
-        *(OpCost("rmsnorm", L, rmsnorm_cost(T * count, D, item), site) for site, count in qk_norms),
+        *(OpCost("rmsnorm", L, rmsnorm_cost(T * head_count, D, item), site) for site, head_count in qk_norms),
         OpCost("rope", L, rope_cost, "rope"),
         OpCost("kv_cache_write", L, cache_cost, "kv_cache_write"),
         attention,
@@ -144,8 +144,8 @@ def step_ops(
         op, cost, tokens = "flash_attention", prefill_attention_cost(**shape, dtype=act_dtype), batch * context
     else:
         op, cost, tokens = "paged_attention", decode_attention_cost(**shape, dtype=act_dtype, kv_dtype=kv_dtype), batch
-    attention = OpCost(op, arch.num_layers, cost, "attention", shape)
-    return _step(arch, tokens, batch, attention, weight_dtype, kv_dtype, gpus)
+    attention_op = OpCost(op, arch.num_layers, cost, "attention", shape)
+    return _step(arch, tokens, batch, attention_op, weight_dtype, kv_dtype, gpus)
 
 
 def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) -> dict[str, int]:
@@ -213,15 +213,15 @@ class StepBound:
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
     """Returns the minimum time of `ops`, run one after another.  Raises `ValueError` if a dtype has no matrix rate."""
-    bounds = [(op, bound(op.cost, ceilings)) for op in ops]
+    op_bounds = [(op, bound(op.cost, ceilings)) for op in ops]
     limiter_seconds = {"link": all_reduce_total_s}
-    for op, op_bound in bounds:
+    for op, op_bound in op_bounds:
         limiter_seconds[op_bound.limiter] = limiter_seconds.get(op_bound.limiter, 0.0) + op.calls * op_bound.seconds
     return StepBound(
         least_ms=sum(limiter_seconds.values()) * 1e3,
         limiter=max(limiter_seconds, key=lambda limiter: limiter_seconds[limiter]),
         all_reduce_ms=all_reduce_total_s * 1e3,
-        ops=tuple(OpBound(op.op, op.site, op.calls, op.calls * b.seconds * 1e3, b.limiter) for op, b in bounds),
+        ops=tuple(OpBound(op.op, op.site, op.calls, op.calls * b.seconds * 1e3, b.limiter) for op, b in op_bounds),
     )
 
 

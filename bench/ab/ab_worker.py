@@ -84,10 +84,10 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
 
 
 def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
-    """Checks the kernel with adversarial inputs on the op's first small case, then with usual inputs on `target`'s
-    case.
+    """Checks the kernel twice: on the op's first small case with adversarial inputs, and on `target`'s case with usual
+    inputs.
 
-    If the kernel does not support the small case, it gets adversarial inputs on the case of `target` only."""
+    If the kernel does not support the small case, checks it only on `target`'s case, with adversarial inputs."""
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
@@ -136,7 +136,7 @@ def _function(blank: Record, job: Job) -> Record:
     return _timed(*prepared_op[:4], blank, job, prepared_op.device)
 
 
-_OF_A_READING = (
+_READING_FIELDS = (
     "status",
     "role",
     "backend",
@@ -169,7 +169,7 @@ def _timed(
     (result,) = measurement.records([kernel], [case])
     timed_record = replace(
         blank,
-        **{name: getattr(result, name) for name in _OF_A_READING},
+        **{name: getattr(result, name) for name in _READING_FIELDS},
         reason=result.reason if result.status != "OK" else "",
     )
     if result.status != "OK":
@@ -231,10 +231,10 @@ def _cycles(function: Callable[[], object]) -> float:
 
 
 def _elapsed_ms(function: Callable[[], object]) -> float:
-    start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+    start_event, end_event = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
     _cuda._sleep(1_000_000)  # this wait hides the launch
-    start.record()
+    start_event.record()
     function()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
+    end_event.record()
+    end_event.synchronize()
+    return float(start_event.elapsed_time(end_event))

@@ -55,11 +55,11 @@ class Compared:
         headline = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {outcome.verdict}"
         if outcome.effect is None:
             return f"{headline}: {outcome.reason}"
-        bounds = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
-        result_text = f"{headline}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
+        bounds_text = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
+        result_text = f"{headline}: takes {change(outcome.effect)} ({bounds_text}), {outcome.pairs} pairs"
         result_text += f": {outcome.reason}" if outcome.reason else ""
-        stop_text = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
-        return f"{result_text}. {power([outcome])}{stop_text}"
+        stopped_note = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
+        return f"{result_text}. {power([outcome])}{stopped_note}"
 
 
 def compare(
@@ -97,8 +97,8 @@ def compare(
     path = [path_entry for path_entry in sys.path if path_entry]
     sides = [
         Side(
-            label := _label(function, default_label),
-            {COMPARISON_KEY: Target(COMPARISON_KEY, label, "", SCHEME)},
+            function_label := _label(function, default_label),
+            {COMPARISON_KEY: Target(COMPARISON_KEY, function_label, "", SCHEME)},
             functions={**functions, "fn": pack(function), "path": path},
         )
         for function, default_label in ((ref_fn, "reference"), (my_fn, "mine"))

@@ -44,7 +44,7 @@ class Effect:
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """Returns the number of pairs that detect `effect` as not 0 with a probability of 80%; infinite if unknown."""
+        """Returns how many pairs detect `effect` as not 0 with probability 80%; infinite if a bound is infinite."""
         num_pairs = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
         return max(5.0, math.ceil(num_pairs)) if math.isfinite(num_pairs) else math.inf
 
@@ -59,7 +59,7 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average equal to `margin` supports it."""
+    """Returns the p-value of the hypothesis `effect <= margin`.  Walsh averages equal to `margin` agree with it."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
@@ -95,5 +95,5 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns the largest `k` for which the `k`-th smallest Walsh average is a lower bound at level `ALPHA`, else 0."""
+    """Returns the rank `k` of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

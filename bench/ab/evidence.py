@@ -172,8 +172,8 @@ def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Re
 def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
     """Returns a verdict and its reason if the records cannot be compared, else None.
 
-    The reason is the worst fault of a record, or different timing methods.  Warm and cold L2 caches are different
-    methods. A wrong kernel is a worse fault than a kernel that did not run."""
+    The reason is the worst fault of a record.  A wrong kernel is a worse fault than a kernel that did not run.  If no
+    record has a fault, the reason is a difference in timing methods.  Warm and cold L2 caches are different methods."""
     faults = []
     for records, label in zip((first, second), labels, strict=True):
         for record in records:
@@ -265,7 +265,7 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
     The drift starts from the largest change within a side.  It grows with the square root of the time between the
     sides, like a random walk.  If two sides of ten minutes are a day apart, the drift is 12 times as large.  In 10,000
     simulated walks, none went further than `BEYOND_DRIFT` times the drift (tests/ab/test_ab_estimate.py).  Their sides
-    were up to 1,000 times their length apart.  The drift is infinite if a side does not have two different times."""
+    were up to 1,000 times a side's length apart.  The drift is infinite if a side does not have two different times."""
     times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
     span_s = min((max(side) - min(side) for side in times if side), default=0.0)
     if not span_s > 0:

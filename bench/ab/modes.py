@@ -84,8 +84,8 @@ def of_revisions(
     """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
     `changed`, compares only the ops that the changed files affect.
 
-    Another repository may have the kernels, in its files or its installed package.  Raises `ValueError` if git does not
-    know a revision, or if a revision cannot be imported."""
+    The kernels may be in another repository (in named files or its package).  Raises `ValueError` if git does not know
+    a revision, or if a revision cannot be imported."""
     files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
     repository = repository_of(files, ROOT)
@@ -174,7 +174,7 @@ def of_self_test(
         for result in test_result.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             save(result, out)
     slowed_title = f"slowed by {test_result.slow_down:.0%}"
-    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(test_result.repeats, 1)]
+    tables = [(f"A against A, run {run_no}", result.outcomes) for run_no, result in enumerate(test_result.repeats, 1)]
     tables.append((f"A against A {slowed_title}", test_result.injected.outcomes))
     floor_texts = {key: "not measured" if floor is None else change(floor) for key, floor in test_result.floors.items()}
     notes = [f"noise floor of {key}: {floor}" for key, floor in floor_texts.items()]

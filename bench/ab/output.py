@@ -67,7 +67,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison: failed if the exit status is not 0, skipped for an allowed UNRESOLVED."""
+    """Writes one test case per comparison: failed if the exit status is not 0, skipped if UNRESOLVED with status 0."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     test_suite = TestSuite("rooflab ab")

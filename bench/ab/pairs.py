@@ -81,10 +81,10 @@ def run_pairs(
 ) -> Batch:
     """Measures up to `pairs` pairs of the comparisons `keys`.
 
-    A pair starts only if it and `later` more pairs can end before `deadline` (a time of `clock`).  Each pair is assumed
-    to take as long as the longest pair so far.  If there is no time for `least + later` pairs, the run ends after the
-    first pair, because fewer pairs give no verdict.  If a record cannot be compared, its comparison is not measured
-    again.  A NOISY record removes only its pair."""
+    A verdict needs `least` pairs from this call and `later` pairs from a later call.  A pair starts only if it and the
+    `later` pairs can end before `deadline` (a time of `clock`).  Each pair is assumed to take as long as the longest
+    pair so far.  If there is no time for `least + later` pairs, the run ends after the first pair.  If a record cannot
+    be compared, its comparison is not measured again.  A NOISY record removes only its pair."""
     batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
@@ -207,5 +207,5 @@ def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dic
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
     environment |= {"PYTHONPATH": side.import_path} if side.within else {}
-    with Child(WORKER_MODULE, environment=environment, tree=side.tree) as child:
-        yield from child.stream(job, limit_s)
+    with Child(WORKER_MODULE, environment=environment, tree=side.tree) as worker_process:
+        yield from worker_process.stream(job, limit_s)

@@ -142,18 +142,18 @@ class Subset:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Returns the wanted schemes that an op has.  May return the op's first scheme if the caller named none."""
+        """Returns the wanted schemes of an op; its first scheme if none was named and it lacks the engine's scheme."""
         names = [name for name in self.scheme_names if name in schemes]
         return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """Returns `taken`, the named cases that the op has, if the caller named cases.  Else returns all `cases` of the
-        suite that the caller named.  Without a named suite, returns `largest`."""
+        """Returns the cases to compare.  If the caller named cases, these are `taken`: the named cases that the op has.
+        If the caller named only a suite, these are all its `cases`.  Else these are `largest`."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(subset: Subset) -> Comparison:
-    """Returns the comparison of the first named kernel (side A) with the second.  A file's name stands for its kernels.
+    """Returns the comparison of the first named kernel (side A) with the second.  A named file means the kernels in it.
 
     Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
     files = any(name.endswith(".py") for name in subset.kernels)

@@ -1,12 +1,12 @@
 """Makes verdicts from evidence, and an exit status from verdicts.  This file runs no kernel.
 
-A change counts above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is the
-effect that A/A comparisons (of identical code) showed there.  The cache folder keeps it.
+A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
+the effect that A/A comparisons (of identical code) showed there.  It is kept in the cache folder.
 
-The verdict SLOWER has several conditions.  The one-sided 95% bound of the first batch is above the limit.  A second,
-independent batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above
-the limit.  (A bound for the second batch alone would square the power: 36% instead of 60% at 3%.)  The false-discovery
-rate over all judged kernels is at most 5%.  The device activities differ.  The effect is larger than the noise floor.
+SLOWER has several conditions.  The one-sided 95% bound of the first batch is above the limit.  A second, independent
+batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above the limit.
+(A bound on the second batch alone would find a change of 3% in 36% of runs, not in 60%.)  The false-discovery rate over
+all judged kernels is at most 5%.  The device activities differ.  The effect is larger than the noise floor.
 
 FASTER has the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate in
 time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
@@ -171,18 +171,18 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Returns the p-value of "the change is at most the margin"; 1 if the first batch did not call `verdict`.
+    """Returns the p-value of "the change is at most the margin"; 1 if the first batch does not show `verdict`.
 
     The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
     if _called(item.first, rules) != verdict:
         return 1.0
     all_pairs = item.first + item.second
-    sign = 1 if verdict == "SLOWER" else -1
-    return p_above([sign * effect for effect in _effects(all_pairs)], _estimate(all_pairs, rules)[1])
+    effect_sign = 1 if verdict == "SLOWER" else -1
+    return p_above([effect_sign * effect for effect in _effects(all_pairs)], _estimate(all_pairs, rules)[1])
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  `several` kernels need more pairs."""
+    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  `several` kernels need more pairs each."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -193,13 +193,13 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
     if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
         verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
     min_effect = _ratio(effect.smallest_visible(margin))
-    widest = MIN_VISIBLE_RATIO * math.expm1(margin)
-    is_unseen = verdict == "UNRESOLVED" and (min_effect is None or max(min_effect, item.noise_floor or 0.0) > widest)
+    max_ratio = MIN_VISIBLE_RATIO * math.expm1(margin)
+    is_unseen = verdict == "UNRESOLVED" and (min_effect is None or max(min_effect, item.noise_floor or 0.0) > max_ratio)
     needed_pairs = effect.pairs_for(math.log1p(0.01))
     return Outcome(
         key=item.key,
         verdict=verdict,
-        reason=f"{reason}; a change of {widest:.1%} could not have been seen" if is_unseen else reason,
+        reason=f"{reason}; a change of {max_ratio:.1%} could not have been seen" if is_unseen else reason,
         baseline_s=(baseline_s := median(a for a, _ in all_pairs)),
         candidate_s=baseline_s * math.exp(effect.effect),
         effect=_ratio(effect.effect),
@@ -254,7 +254,7 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor of A/A comparisons, each as absolute `(effect, widest bound)`; None if there are none."""
+    """Returns the noise floor; None without `effects`, the absolute `(effect, widest bound)` of each A/A comparison."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:
@@ -263,7 +263,7 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
-    """Returns the absolute `(effect, widest bound)` of an A/A outcome in a list; the list is empty without bounds."""
+    """Returns `[(effect, widest bound)]` of an A/A outcome, as absolute values; an empty list without finite bounds."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 

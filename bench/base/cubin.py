@@ -15,9 +15,9 @@ def code_hash(cubin: bytes) -> str:
     Raises `ValueError` if `cubin` is not a little-endian 64-bit ELF file."""
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {cubin[:6]!r}")
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", cubin, table + entry_size * index) for index in range(count)]
+    (table_offset,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_size, num_sections, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table_offset + entry_size * index) for index in range(num_sections)]
     names_offset = headers[names_index][4]
     sections = {}
     for name_offset, kind, _, _, offset, size in headers:

@@ -29,10 +29,10 @@ def run_checks(
 ) -> list[CheckResult]:
     """Runs the checks and returns the results, in the order of `checks`.
 
-    Each result goes at once to `done`, to `writer` as a record, and to `into` under its index in `checks`.  With
-    `limit_s` the kernels take turns, and results may be missing (`Checkers.each`).  The time limit counts from the
-    moment when the processes have started.  Without a limit, interpreted kernels come first, because they take longest.
-    """
+    Each result goes at once to `done`, to `writer` as a record, and into the dictionary `into`.  Its key there is the
+    index in `checks`.  With `limit_s` the checks of the kernels alternate, and late checks have no result
+    (`Checkers.each`).  The time limit counts from the moment when the processes have started.  Without a limit,
+    interpreted kernels come first, because they take longest."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
     check_ranks = (
@@ -88,8 +88,8 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
     """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
-    `asked` always has a row.  The row is `unknown` if checks were left out and no result judges the kernel.
-    """
+    `asked` always has a row.  Its value `unknown` is True if checks have no result and no other result judges the
+    kernel."""
     rows = []
     check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):

@@ -1,7 +1,7 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
-The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover pairs of parameter
-values as far as time allows.  A principle is a kind of inputs that reveals errors of many kernels, such as an empty
+The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover as many pairs of
+parameter values as time allows.  A principle is a kind of inputs that reveals errors of many kernels, such as an empty
 tensor.  `CheckTask.principle` names the principle that a check tests, if there is one.
 """
 
@@ -70,11 +70,11 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
-    The smoke cases (small cases) come first.  Then edge cases (most different first) and drawn cases alternate.  Smoke
-    cases run in every scheme (dtypes).  A drawn case runs in one scheme, and the next case takes the next scheme.  An
-    edge case does the same, or runs in every scheme if `every` is True.  A drawn case gets one set of adversarial
-    inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge cases get all adversarial sets.  In
-    software, only some smoke cases get all sets.  The first check of each principle is moved to the front."""
+    The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases (most different first)
+    alternate with drawn cases.  Each takes one scheme, in turn.  With `every`, an edge case runs in every scheme.  A
+    drawn case gets one set of adversarial inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge
+    cases get all adversarial sets.  For a kernel in software, only some smoke cases get all sets.  The first check of
+    each principle is moved to the front."""
     all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
@@ -101,7 +101,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
     """Replaces a check that the kernel refuses by a variant that it accepts: without the refused options, or in another
-    scheme.  Also keeps one refused check for each reason, so that a result reports the refusal."""
+    scheme.  For each reason of a refusal, keeps one refused check, so that a result reports the refusal."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for task in asked:
         task = task._replace(schemes=(task.scheme, *(scheme for scheme in schemes if scheme != task.scheme)))
@@ -127,9 +127,9 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Returns points (cases with their axis values) that cover the op's domain and `CheckTask.ways`.  Returns an empty
-    list if the op has no domain.  With `numbers` from the kernel's file, every third point lies near one of these
-    numbers."""
+    """Returns points: cases with their values on the axes of the op's domain.  The points cover the domain and the
+    kinds of adversarial inputs (`CheckTask.ways`).  An op without a domain has no points.  With `numbers` from the
+    kernel's file, every third point lies near one of these numbers."""
     if spec.domain is None:
         return []
     cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -171,7 +171,7 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """Returns a small case in which one thread block computes several tiles, or None if no `TILED_SIZES` apply."""
+    """Returns a small case in which one thread block computes several tiles, or None if it has no tiled axis."""
     case = spec.cases["smoke"][0]
     tiled_axis = next((name for name in TILED_SIZES if name in case), "")
     if not tiled_axis or (tiled_axis == "H" and "D" in case):  # there H is a number of heads
@@ -184,7 +184,7 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 def most_different(cases: Sequence[Case]) -> list[Case]:
     """Sorts cases so that each next case has the most new settings.  Sizes do not count as settings.
 
-    Before the sort, only the last cases of most lists have options.  With the sort, 74 wrong kernels took 414 checks
+    In most lists of cases, options appear only in the last cases.  With the sort, 74 wrong kernels took 414 checks
     instead of 477.  One fault (an attention window longer than the keys) was found in check 21 instead of 59."""
     remaining_cases, ordered_cases, seen_pairs = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while remaining_cases:
@@ -207,7 +207,7 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain with the additional axis `WAY_AXIS`.  The axis does not change the case of a point."""
+    """Returns the domain with one more axis: the kind of adversarial inputs.  This axis changes no case."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -216,7 +216,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Returns the case with the values `made`, or None if the op refuses it or it exceeds the limits `most`."""
+    """Returns the case with the fields `made`, or None if the op refuses it or it exceeds the limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -227,8 +227,8 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     rows = first_tensor.numel() // max(1, first_tensor.shape[-1] if first_tensor.ndim > 1 else 1)
     max_dimension = max(max(tensor.shape, default=0) for tensor in tensors)
     shape_amounts = (0, max_dimension) if cost.tensor_flops else (rows, 0)
-    work = sum(tensor.numel() for tensor in tensors), cost.flops, *shape_amounts
-    return case if all(work_amount <= limit for work_amount, limit in zip(work, most[1:], strict=True)) else None
+    amounts = sum(tensor.numel() for tensor in tensors), cost.flops, *shape_amounts
+    return case if all(work_amount <= limit for work_amount, limit in zip(amounts, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
@@ -250,7 +250,7 @@ Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Sorts items: the first item, then the first item of each principle, then the rest, which a time limit may cut."""
+    """Sorts items: the first item, then the first of each principle, then the rest, which a time limit may cut off."""
     first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

@@ -77,9 +77,11 @@ def ab(
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
-    options = [name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value]
-    if len(options) > 1:
-        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(options)}")
+    given_options = [
+        name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value
+    ]
+    if len(given_options) > 1:
+        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(given_options)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
     with show.waiting("comparing"), terminated_as_exception():
@@ -107,6 +109,6 @@ def _draw(report: AbReport, status: int) -> None:
         show.line(output.power(outcomes))
     for note in report.notes:
         show.line(note, "dim")
-    for fault in report.faults:
-        show.line(fault, "red")
+    for fault_text in report.faults:
+        show.line(fault_text, "red")
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")

@@ -89,7 +89,7 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """Checks models and GPUs before the import of torch.  Error messages show options as the user typed them."""
+    """A command that checks its model and GPU names before torch is imported.  Error messages show options as typed."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Checks the values of the options, and then runs the command."""
@@ -116,9 +116,9 @@ class Command(TyperCommand):
 
 def _show_version(asked_for: bool) -> None:
     if asked_for:
-        root = Path(__file__).resolve().parents[2]
-        git_command = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
-        has_git = (root / ".git").exists() and which("git")
+        repo_root = Path(__file__).resolve().parents[2]
+        git_command = ("git", "--no-optional-locks", "-C", repo_root, "describe", "--always", "--dirty", "--exclude=*")
+        has_git = (repo_root / ".git").exists() and which("git")
         commit = subprocess.run(git_command, capture_output=True, text=True).stdout.strip() if has_git else ""
         show.line(f"rooflab {version('rooflab')} {commit}".rstrip())
         raise typer.Exit
@@ -189,19 +189,21 @@ def terminated_as_exception() -> Iterator[None]:
 
     old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
-    caught = {n: handler for n, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN}
-    for number in caught:
+    replaced_handlers = {
+        n: handler for n, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN
+    }
+    for number in replaced_handlers:
         signal.signal(number, leave)
     try:
         yield
     finally:
-        for number, handler in caught.items():
+        for number, handler in replaced_handlers.items():
             signal.signal(number, handler)
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process with the first exit status that applies; returns if none applies.  Status 11: a kernel failed.
-    Status 13: a reading is INVALID or NOISY, or nothing ran.  Status 12: `undecided` is true."""
+    """Ends the process with the first status here that applies; returns if none applies.  Status 11: a kernel failed.
+    Status 13: a reading is INVALID or NOISY, or nothing ran.  Status 12: some work was not done (`undecided`)."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         exit_statuses.append(ExitStatus.INVALID)
@@ -212,7 +214,8 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns a writer for the folder `out`; with `resume` (which needs `out`) also the folder's records."""
+    """Returns a writer for the folder `out`, and [].  With `resume`, continues that folder's newest run, and returns
+    its records.  Raises `ValueError` if `resume` has no `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

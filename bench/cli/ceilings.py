@@ -41,7 +41,7 @@ def ceilings(
             machine_limits = MachineLimits.measured(chosen_device, budget_s)
     (records, reason), rows, peak_rates = machine_limits, machine_limits.rows, ceilings_for(chosen_device)
     noise = (records[0].ceilings or {}).get("noise")
-    name, conditions, columns = _shown(records, list(rows[0]))
+    name, conditions, column_names = _shown(records, list(rows[0]))
     rate_kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     if writer := RunWriter(out) if out else None:
         writer.write(*(replace(record, run_id=writer.run_id) for record in records))
@@ -58,7 +58,7 @@ def ceilings(
     }
     show.result(result)
     show.line(f"Ceilings of {name}, {conditions}", "bold")
-    show.table(rows, columns)
+    show.table(rows, column_names)
     show.line(f"bounds use the {rate_kind} ceilings{': ' + reason if reason else ''}")
     if writer:
         show.line(f"records: {writer.path}")
@@ -67,7 +67,7 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """Returns the device's name, the conditions of the measurement, and the names of the table's columns."""
+    """Returns what the table shows: the device's name, the conditions of the measurement, and the column names."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]

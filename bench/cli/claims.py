@@ -53,8 +53,8 @@ def study(
         show.line(f"{result.verdict}: {result.number}\n", verdict_colours[result.verdict])
         writer.write(study_record(result, lab, writer.run_id))
         result.draw(folder)
-    page = write_page(studies, lab, writer.path) if every else folder
+    page_path = write_page(studies, lab, writer.path) if every else folder
     columns = ("name", "claim", "verdict", "number", "rows")
     show.result([{name: getattr(study, name) for name in columns} for study in studies])
-    show.note(f"figures: {page}; records: {writer.path}")
+    show.note(f"figures: {page_path}; records: {writer.path}")
     exit_for({"NOISY" if study.verdict == "NOISY" else "OK" for study in studies})

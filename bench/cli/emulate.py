@@ -116,9 +116,11 @@ def _show_launch(launch: JsonObject) -> None:
     lines = []
     if launch["tensor_flops"]:
         lines.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
-    floor = launch["shared_wavefronts_least"]
-    if floor:
-        lines.append(f"shared memory takes {launch['shared_wavefronts'] / floor:.2f} times the turns without conflicts")
+    least_count = launch["shared_wavefronts_least"]
+    if least_count:
+        lines.append(
+            f"shared memory takes {launch['shared_wavefronts'] / least_count:.2f} times the turns without conflicts"
+        )
     total = sum(launch["instructions"].values())
     top = list(launch["instructions"].items())[:6]
     lines.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
@@ -142,14 +144,16 @@ def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) 
     for line in range(min(counted), max(counted) + 1):
         counts = counted.get(line, {})
         moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
-        shared = sum(value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes"))
+        shared_bytes = sum(
+            value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes")
+        )
         min_wavefronts = counts.get("shared_wavefronts_least", 0)
         rows.append(
             {
                 "line": line,
                 "threads": counts.get("threads"),
-                "global_bytes": moved_bytes - shared or None,
-                "shared_bytes": shared or None,
+                "global_bytes": moved_bytes - shared_bytes or None,
+                "shared_bytes": shared_bytes or None,
                 "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
                 "source": source[line - 1] if 0 < line <= len(source) else "",
             }

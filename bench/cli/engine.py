@@ -46,7 +46,7 @@ def doctor(
     compare: Annotated[bool, typer.Option(help="Beside transformers, which loads the model once more in fp32.")] = True,
     json: option.Json = False,
 ) -> None:
-    """Show what the engine reads from a model.  --compare: show the first difference from transformers (status 11)."""
+    """Show what the engine reads from a model, and any difference from the library transformers (exit status 11)."""
     need("engine")
     from rooflab.bench.engine.doctor import differences, understood
 
@@ -98,9 +98,9 @@ def generate(
     if not prompt:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     check_text(prompt)
-    options = engine.options() | asdict(drafts)
+    engine_options = engine.options() | asdict(drafts)
     with show.waiting("loading the model"):
-        llm = LLM(**options, max_num_seqs=1)
+        llm = LLM(**engine_options, max_num_seqs=1)
     result = generate_one(llm, prompt, sampling_params, raw, show=show.piece, out=out)
     show.result(result)
     show.line("\n")

@@ -42,7 +42,7 @@ def import_results(
 ) -> None:
     """Read another tool's results.  With --out, store them as records.  Lists the results that cannot become records.
 
-    Kernel times that other people published become tables with their sources, in the format of results/published."""
+    If the tool is `published`, kernel times of other people become tables in the format of results/published."""
     from rooflab.bench.exchange import convert
     from rooflab.bench.exchange.files import write_records
 
@@ -74,20 +74,24 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     from rooflab.bench.exchange.published import read_published, selected, write_published
 
     with show.waiting("reading published times"):
-        published = read_published(paths)
-    tables = published.placed if whole else selected(published)
-    index = write_published(tables, out) if out else None
-    show.result(published.summary() | {"kept": [entry.table.file for entry in tables], "written": index})
-    show.table([entry.row() for entry in published.placed], PUBLISHED_COLUMNS)
-    for entry in published.placed:
-        for rows_text in entry.below:
-            show.line(f"left out: {entry.table.file}: {rows_text}: faster than its GPU can be", "yellow")
-    for kernel_family, count in published.left.most_common():
+        times_read = read_published(paths)
+    tables = times_read.placed if whole else selected(times_read)
+    index_path = write_published(tables, out) if out else None
+    show.result(
+        times_read.summary() | {"kept": [placed_table.table.file for placed_table in tables], "written": index_path}
+    )
+    show.table([placed_table.row() for placed_table in times_read.placed], PUBLISHED_COLUMNS)
+    for placed_table in times_read.placed:
+        for rows_text in placed_table.below:
+            show.line(f"left out: {placed_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
+    for kernel_family, count in times_read.left.most_common():
         show.line(f"no place here: {counted(count, 'row')} of {kernel_family}", "dim")
-    placed_rows = sum(entry.table.rows for entry in published.placed)
-    show.line(f"{counted(published.read, 'row')}: {placed_rows:,} placed in {counted(len(published.placed), 'table')}")
-    if index:
-        show.line(f"  {counted(len(tables), 'table')}: {index}")
+    placed_rows = sum(placed_table.table.rows for placed_table in times_read.placed)
+    show.line(
+        f"{counted(times_read.read, 'row')}: {placed_rows:,} placed in {counted(len(times_read.placed), 'table')}"
+    )
+    if index_path:
+        show.line(f"  {counted(len(tables), 'table')}: {index_path}")
     else:
         show.note("nothing was written: --out FOLDER keeps the tables that results/published has, with --whole all")
 

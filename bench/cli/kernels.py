@@ -95,23 +95,23 @@ def check(
         from rooflab.bench.emulate import emulators
 
         seed = secrets.randbelow(2**31) if seed is None else seed
-        selection = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
+        chosen_kernels = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
         random_cases = not (case or suite)
-        checks = drawn_checks(selection, every) if random_cases else listed_checks(selection)
+        checks = drawn_checks(chosen_kernels, every) if random_cases else listed_checks(chosen_kernels)
         writer, earlier_records = begin_run(out, resume) if out or resume else (None, [])
         finished_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in earlier_records}
         checks = [i for i in checks if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in finished_keys]
-    use_emulator = by != "interpreter" and selection.device.type == "cpu"
+    use_emulator = by != "interpreter" and chosen_kernels.device.type == "cpu"
     if by == "emulator" and not use_emulator:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
     limit_s = (
-        math.inf if every or not (random_cases or seconds) else (seconds or CHECK_LIMIT_S) * len(selection.kernels)
+        math.inf if every or not (random_cases or seconds) else (seconds or CHECK_LIMIT_S) * len(chosen_kernels.kernels)
     )
     show.note(f"seed {seed}")
-    names = [kernel.id for op_kernels in selection.kernels.values() for kernel in op_kernels]
-    kernels_text = ", ".join(names) if len(selection.kernels) == 1 else counted(len(names), "kernel")
+    names = [kernel.id for op_kernels in chosen_kernels.kernels.values() for kernel in op_kernels]
+    kernels_text = ", ".join(names) if len(chosen_kernels.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(checks), 'check')} of {kernels_text}; first their processes start")
-    checkers = Checkers(selection.device, emulators() if use_emulator else None)
+    checkers = Checkers(chosen_kernels.device, emulators() if use_emulator else None)
     result_by_index: dict[int, CheckResult] = {}
     was_interrupted = False
     try:
@@ -155,8 +155,8 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
     smallest_by_kernel: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest_by_kernel.setdefault((row.op, row.kernel), row)
-    for command in smallest_failures([*smallest_by_kernel.values()], check, limit_s):
-        show.note(f"again: {command}")
+    for rerun_command in smallest_failures([*smallest_by_kernel.values()], check, limit_s):
+        show.note(f"again: {rerun_command}")
 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
@@ -215,10 +215,10 @@ def bench(
     if choose and choice.device.type == "cpu":
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
-    folder, count, was_interrupted = writer.path.parent, count_benches(choice), False
+    folder, record_count, was_interrupted = writer.path.parent, count_benches(choice), False
     config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
-        with show.progress("bench", count - len(records)) as advance:
+        with show.progress("bench", record_count - len(records)) as advance:
             run_benches(choice, config, writer, advance, records)
     except KeyboardInterrupt:
         was_interrupted = True
@@ -235,13 +235,13 @@ def bench(
         show.line(f"  {path.name}")
     if choice_files:
         show.line(f"choices written for {counted(len(choice_files), 'op')}")
-    left_out_text = f"{count - len(records)} of {counted(count, 'result')} left out"
+    left_out_text = f"{record_count - len(records)} of {counted(record_count, 'result')} left out"
     if was_interrupted:
         show.error(f"interrupted: {left_out_text}")
         raise typer.Exit(ExitStatus.INTERRUPTED)
-    if len(records) < count:
+    if len(records) < record_count:
         show.error(left_out_text)
-    exit_for({record.status for record in records}, undecided=len(records) < count)
+    exit_for({record.status for record in records}, undecided=len(records) < record_count)
 
 
 @app.command()
@@ -274,9 +274,9 @@ def roofline(
 ) -> None:
     """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
-    Each machine gets a figure, with the newest reading of each kernel and input case.  The records may be the JSON of
-    pytest-benchmark, if its tests give a cost to the fixture kernel_benchmark.  With --gpu, a benchmark's time is drawn
-    only if it was measured on that GPU.  The emulator's records are drawn with the bytes that the emulator counted."""
+    Each machine gets a figure, with the newest reading of each kernel and input case.  The JSON of pytest-benchmark can
+    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, a measured time is drawn only
+    if it was measured on that GPU.  The emulator's records are drawn with the bytes that the emulator counted."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures

@@ -69,7 +69,7 @@ def load(
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  Traces have the time of each chunk."""
+    """Send requests to a server; measure TTFT, ITL, throughput, goodput.  Stores the time of each chunk of answers."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_run import ENDPOINT_PATHS, Plan, first_model
@@ -102,15 +102,15 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
 
     folder = out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[Row](), list[Any](), list[Path]()
-    for plan in plans:
-        name = name_of(plan) if len(plans) > 1 else ""
-        with show.waiting(f"load {name_of(plan)}"):
-            trace = run_load(target, plan)
+    for load_plan in plans:
+        name = name_of(load_plan) if len(plans) > 1 else ""
+        with show.waiting(f"load {name_of(load_plan)}"):
+            trace = run_load(target, load_plan)
         record = load_record.record_of(trace, limits, writer.run_id)
         writer.write(record)
         files.append(trace.save(load_record.trace_file(folder, name)))
         traces.append(trace)
-        rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
+        rows.append({"rate": name_of(load_plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
     failure_counts, run_notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
@@ -126,8 +126,8 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         for spike_kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
             show.line(f"{row['rate']}: {count} gaps of over {LONG_GAP_RATIO} medians: {spike_kind}")
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
-    names = [path.name for path in (writer.path, *files)]
-    summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failure_counts}
+    file_names = [path.name for path in (writer.path, *files)]
+    summary = {"seed": plans[0].seed, "folder": folder, "files": file_names, "rows": rows, "failures": failure_counts}
     show.result({**summary, "remarks": run_notes})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
@@ -167,7 +167,7 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """Returns one arrival process per run, from `rate` or each rate of `sweep`; `[None]` for a closed loop."""
+    """Returns each run's arrival process: one for `rate`, one per rate of `sweep`; else [None], a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
@@ -208,9 +208,9 @@ def latency(
     """Measure TTFT, ITL and tokens per second of one batch directly on the engine, without a server."""
     from rooflab.bench.load.in_process import measure
 
-    sizes = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
+    batch_shape = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
     with show.waiting(f"latency of {engine.model}"):
-        result = measure(engine.options(), sizes, out)
+        result = measure(engine.options(), batch_shape, out)
     show.result(result)
     show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

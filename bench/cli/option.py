@@ -21,8 +21,8 @@ FILE_SUFFIXES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Returns `path`.  Raises `ValueError` if it is not writable, or is of the wrong kind (file or folder)."""
     if path is not None:
-        name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
-        is_file = option.metavar == "FILE" or figure
+        name, is_figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
+        is_file = option.metavar == "FILE" or is_figure
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
         if not is_file and path.suffix in FILE_SUFFIXES and not path.is_dir():
@@ -40,7 +40,7 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """Returns `op` if it is path.py::function, else "".  Raises `ValueError` on an option that does not fit `op`."""
+    """Returns `op` if it is path.py::function, else "".  Raises `ValueError` if an option is for the other kind."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
@@ -53,21 +53,25 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Returns `command` with options in place of its dataclass parameters: one option per field of the dataclass.
 
     The parameter's default value, if there is one, gives the options' defaults.  Otherwise the dataclass gives them."""
-    parameters, groups = list[Parameter](), dict[str, Any]()
+    parameters, dataclass_types = list[Parameter](), dict[str, Any]()
     type_hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
         entries = [(name, type_hints[name], parameter.default)]
         if is_dataclass(type_hints[name]):
-            groups[name], kinds = type_hints[name], get_type_hints(type_hints[name], include_extras=True)
-            default = parameter.default
-            entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(type_hints[name])]
+            dataclass_types[name], kinds = type_hints[name], get_type_hints(type_hints[name], include_extras=True)
+            default_instance = parameter.default
+            entries = [
+                (x.name, kinds[x.name], getattr(default_instance, x.name, x.default)) for x in fields(type_hints[name])
+            ]
         parameters += [
             Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=hint) for key, hint, value in entries
         ]
 
     @wraps(command)
     def called(**values: plain.Json) -> None:
-        instances = {name: hint(**{x.name: values.pop(x.name) for x in fields(hint)}) for name, hint in groups.items()}
+        instances = {
+            name: hint(**{x.name: values.pop(x.name) for x in fields(hint)}) for name, hint in dataclass_types.items()
+        }
         command(**instances, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -77,10 +81,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def span(name: str, text: str) -> tuple[int, int]:
     """Parses `N` or `LEAST:MOST` into two numbers; `N` gives the same number twice.  Raises `ValueError` otherwise."""
-    low, separator, high = text.partition(":")
-    if not low.isdecimal() or (separator and not high.isdecimal()):
+    least_text, separator, most_text = text.partition(":")
+    if not least_text.isdecimal() or (separator and not most_text.isdecimal()):
         raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
-    return int(low), int(high or low)
+    return int(least_text), int(most_text or least_text)
 
 
 place = partial(typer.Option, callback=check_place)

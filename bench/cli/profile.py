@@ -83,9 +83,11 @@ def _of_launcher(target: KernelCase, device: Device) -> Explanation:
 
     show.note(f"the least work of {target.label} is what the emulator counts, for no op says what it must do")
     with show.waiting(target.label):
-        run = call(target, gpu=device.name)
-    failed_prediction = Predicted(target, Cost(0, 0), None, None, f"{run.answer['status']}: {run.answer['reason']}")
-    return explained(run.predicted or failed_prediction, device, None)
+        emulation = call(target, gpu=device.name)
+    failed_prediction = Predicted(
+        target, Cost(0, 0), None, None, f"{emulation.answer['status']}: {emulation.answer['reason']}"
+    )
+    return explained(emulation.predicted or failed_prediction, device, None)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -110,8 +112,8 @@ def _show(entry: Explanation) -> None:
     title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}  {entry.gpu}"
     show.table(entry.rows(), ("part", "us", "share", "why"), title)
     predicted_text = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
-    bound = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
-    show.line(f"{bound}, predicted {predicted_text}, {entry.calibration}")
+    bound_text = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
+    show.line(f"{bound_text}, predicted {predicted_text}, {entry.calibration}")
     show.line(entry.sentence())
     show.line()
 

@@ -91,38 +91,38 @@ def history(
     trends = find_trends(trend_points.points, commit_sequence, last, threshold)
     show.result(summary(trend_points, trends))
     rows = [_shown(trend.row()) for trend in trends]
-    one_by_one = bool(kernel or case)
+    by_case = bool(kernel or case)
     for circumstances, group in grouped(rows, lambda row: row["circumstances"]).items():
-        show.table(group if one_by_one else _by_kernel(group), COLUMNS if one_by_one else KERNEL_COLUMNS, circumstances)
+        show.table(group if by_case else _by_kernel(group), COLUMNS if by_case else KERNEL_COLUMNS, circumstances)
         show.line()
     for note_text in notes(trend_points, trends):
         show.line(note_text)
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns one row per kernel: the number of cases in each state, and the largest of the latest slowdowns."""
+    """Returns one row per kernel: how many cases are in each state, and the case whose last step slowed it the most."""
     from rooflab.bench.report.sources import grouped
 
-    table = []
-    for (op, kernel), group in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
-        state_counts = Counter(row["state"] for row in group)
-        stepped_rows = [row for row in group if row["last_step"]]
+    kernel_rows = []
+    for (op, kernel), kernel_cases in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
+        state_counts = Counter(row["state"] for row in kernel_cases)
+        stepped_rows = [row for row in kernel_cases if row["last_step"]]
         worst_row = max(stepped_rows, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
-        table.append(
+        kernel_rows.append(
             {
                 "op": op,
                 "kernel": kernel,
-                "cases": len(group),
-                "points": sum(row["points"] for row in group),
+                "cases": len(kernel_cases),
+                "points": sum(row["points"] for row in kernel_cases),
                 "states": ", ".join(f"{count} {state}" for state, count in state_counts.items()),
                 "worst_last_step": f"{worst_row['last_step']}, {worst_row['case']}" if worst_row else "",
             }
         )
-    return table
+    return kernel_rows
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Returns `row` for a table: the latest time change is in percent; machine, setting and timer become one text."""
+    """Returns `row` as the table shows it: the last step in percent; one text for machine, settings and timer."""
     step = row["last_step"]
     setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -160,8 +160,8 @@ def bytes_(
     rows = [{"kernel": record.kernel, **record.metrics} for record in records]
     picture = draw_levels(records, folder)
     show.result({"figure": picture, "numbers": writer.path, "kernels": rows})
-    table = [_megabytes(row) for row in rows]
-    show.table(table, tuple(table[0]), "")
+    megabyte_rows = [_megabytes(row) for row in rows]
+    show.table(megabyte_rows, tuple(megabyte_rows[0]), "")
     show.line(f"{picture}, numbers in {writer.path}")
 
 

@@ -87,7 +87,7 @@ def ledger(
     enforce_eager: option.Eager = False,
     json: option.Json = False,
 ) -> None:
-    """Split an engine step's time by op: shape, cost, bound, time and share; then the host's time and the rest.
+    """Split an engine step's time by op, with shape, cost, bound and share; then show the host's time and the rest.
 
     The times are measured on this machine.  With --gpu they come from published kernel times."""
     from rooflab.bench.latency.latency_records import ledger_record
@@ -135,22 +135,22 @@ def whatif(
     # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
     ledgers = [step.ledger(step_kind, llm) for step_kind in STEP_KINDS if time_factors]
-    changes = [change for steps in ledgers for change in scale(steps, time_factors)]
-    if missing_ops := time_factors.keys() - {change.op for change in changes}:
+    time_changes = [time_change for steps in ledgers for time_change in scale(steps, time_factors)]
+    if missing_ops := time_factors.keys() - {time_change.op for time_change in time_changes}:
         used_ops = sorted({row.op for steps in ledgers for row in steps.rows})
         raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing_ops))}")
     if llm is not None:
-        changes += [change for op, name in swaps.items() for change in _swapped(step, llm, op, name)]
+        time_changes += [time_change for op, name in swaps.items() for time_change in _swapped(step, llm, op, name)]
     if step.out:
         device_name = step.gpu or (llm.device.type if llm else "")
         step_fields = {"model": step.model, "batch": step.batch, "context": step.context, "of": device_name}
-        show.note(f"records: {change_records(changes, step_fields, step.out)}")
-    rows = [change.row() for change in changes]
-    show.result({"rows": rows, "verdicts": [change.verdict() for change in changes]})
+        show.note(f"records: {change_records(time_changes, step_fields, step.out)}")
+    rows = [time_change.row() for time_change in time_changes]
+    show.result({"rows": rows, "verdicts": [time_change.verdict() for time_change in time_changes]})
     show.table(rows, rows[0], filled=True)
-    for change in changes:
-        show.line(change.verdict(), "yellow" if change.noise else None)
-    exit_for({"NOISY" if change.noise else "OK" for change in changes})
+    for time_change in time_changes:
+        show.line(time_change.verdict(), "yellow" if time_change.noise else None)
+    exit_for({"NOISY" if time_change.noise else "OK" for time_change in time_changes})
 
 
 def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChange]:

@@ -95,9 +95,9 @@ def driven_by(driver: FakeDriver) -> Iterator[None]:
 def check_internals() -> None:
     """Raises `RuntimeError` if this version of Triton lacks an internal function that this file replaces."""
     run_code = getattr(JITFunction.run, "__code__", None)
-    names = run_code.co_varnames[: run_code.co_argcount + run_code.co_kwonlyargcount] if run_code else ()
+    params = run_code.co_varnames[: run_code.co_argcount + run_code.co_kwonlyargcount] if run_code else ()
     has_tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
-    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(names) or not has_tuner:
+    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(params) or not has_tuner:
         raise RuntimeError(
             "triton: expected driver.set_active, Autotuner.prune_configs and JITFunction.run(..., grid, warmup), "
             f"as in 3.6 and 3.7, and {triton.__version__} has not got them"
@@ -106,7 +106,7 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Makes Triton launches only compile for `sm` in a `with` block.  `launches` gets those with a non-empty grid."""
+    """Makes Triton compile for `sm` in a `with` block, not launch.  `launches` gets each launch of a non-empty grid."""
     check_internals()
     original_run, original_tune = JITFunction.run, Autotuner.run
     defaults: set[str] = set()
@@ -196,9 +196,9 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 
 @contextmanager
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
-    """Makes launches of `CudaKernel` only compile for `arch` in a `with` block.  Appends the launches to `launches`.
+    """Makes `CudaKernel` compile for `arch` instead of launch, in a `with` block.  Appends each launch to `launches`.
 
-    The class `CudaKernel` itself is changed, because other modules may have imported `load` directly."""
+    Replaces `CudaKernel.__call__`.  To replace the function `load` would not help modules that have imported it."""
     from rooflab.kernels import _cuda
 
     kernel_class: Any = _cuda.CudaKernel
@@ -222,7 +222,7 @@ def _cuda_launch(
     cuda: Any, kernel: Any, arch: str, grid: tuple[int, ...], block: tuple[int, ...], shared_bytes: int
 ) -> Launch:
     threads = math.prod(map(int, block))
-    source = repr((kernel.source, kernel.options))
+    source_text = repr((kernel.source, kernel.options))
     return Launch(
         name=kernel.name,
         backend="cuda",
@@ -236,6 +236,6 @@ def _cuda_launch(
         threads=threads,
         ctas=math.prod(map(int, grid)),
         asked={"options": " ".join(option for option in kernel.options if not _IGNORED_OPTION.match(option))},
-        source_hash=hashlib.sha256(source.encode()).hexdigest(),
+        source_hash=hashlib.sha256(source_text.encode()).hexdigest(),
         log=lambda: cuda.compiler_log(kernel.source, arch=arch, options=kernel.options),
     )

@@ -61,8 +61,8 @@ class KernelCase(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, so that another process can receive them."""
         file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        names = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        return {**names, "file": file, "config": config}
+        name_fields = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        return {**name_fields, "file": file, "config": config}
 
 
 def _not_here() -> NoReturn:
@@ -82,8 +82,8 @@ class Query:
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """Returns the largest case of `suites` that a kernel supports, for each kernel and dtype scheme.  With `cases`,
-        returns all supported cases of `cases`.  With `every_case`, returns all supported cases of `suites`.
+        """Returns supported input cases for each kernel and dtype scheme: by default only the largest case of `suites`.
+        If `cases` is given, these are all of `cases`; if `every_case` is set, all of `suites`.
 
         If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
@@ -147,8 +147,8 @@ def has_code(kernel: Kernel) -> bool:
 def check_backend(kernel: Kernel) -> None:
     """Raises `ValueError` if the kernel's backend has no compiled code."""
     if kernel.backend not in COMPILED_BACKENDS:
-        backends = " or ".join(COMPILED_BACKENDS)
-        raise ValueError(f"kernel: expected one in {backends}, got {kernel.id}, whose backend is {kernel.backend}")
+        backend_names = " or ".join(COMPILED_BACKENDS)
+        raise ValueError(f"kernel: expected one in {backend_names}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
 ARCHITECTURE, SM = "sm_90a", 90
@@ -180,7 +180,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers=None` means the most per thread."""
+    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers`: per thread; None: the maximum."""
     device = device_for()
     cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, cta_occupancy.ctas_per_sm)

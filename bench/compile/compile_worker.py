@@ -119,8 +119,8 @@ def _warnings(log: str) -> list[str]:
 
 def _threads(launch: Launch) -> int:
     """Returns the threads per CTA.  With warp specialisation the result is more than `32 * num_warps`."""
-    sizes = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
-    return int(sizes[0]) if sizes else 32 * launch.num_warps
+    thread_limits = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
+    return int(thread_limits[0]) if thread_limits else 32 * launch.num_warps
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
@@ -170,7 +170,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps kernel ids to files if the request is for another repository.  Returns None for Rooflab's own sources."""
+    """Maps kernel ids to the user's files that register them.  Returns None if the kernels are Rooflab's own."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))

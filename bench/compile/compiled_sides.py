@@ -66,7 +66,7 @@ def own_side() -> CompiledTree:
 
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """Yields the source trees of a git revision and of the working tree, in the repository that has the kernels."""
+    """Yields the source trees of a git revision and of the working tree, in the repository of `files` or Rooflab's."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
         with revision_side(OWN_TREE, revision) as base_tree:

@@ -56,8 +56,8 @@ class CodeChange:
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
     """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
-    kernel no longer exists or if nothing was compared, and else 0.  `untouched` says that the changes leave other
-    kernels as they were.  Then it is no error if nothing was compared."""
+    kernel no longer exists or if nothing was compared, and else 0.  `untouched` says that the changes do not affect
+    some kernels.  Then it is no error if nothing was compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
@@ -107,8 +107,8 @@ def changed(
 ) -> CodeChange:
     """Returns the verdict for a kernel that exists in both trees.  `note` is an extra sentence for the verdict."""
     if isinstance(now, CompileFailure):
-        also_texts = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
-        return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also_texts))
+        extra_sentences = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
+        return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *extra_sentences))
     if isinstance(before, CompileFailure):
         return CodeChange(*identity, _FIXED_VERDICTS[before.refused], (f"before: {before}",), (), tuple(now))
     notes = (note,) if note else ()
@@ -118,13 +118,21 @@ def changed(
     paths = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
     stack_bytes_of = attrgetter("stack_bytes")
     spill_pairs = launch_pairs or [(max(before, key=stack_bytes_of), max(now, key=stack_bytes_of))]
-    losses = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in paths if _rank(is_) > _rank(was)]
-    spill_texts = [_spills(was, is_) for was, is_ in spill_pairs if is_.stack_bytes > was.stack_bytes]
-    verdict: Verdict = "LOST TENSOR CORES" if losses else "SPILLS" if spill_texts else "CHANGED"
-    other_changes = [change_text for was, is_ in launch_pairs for change_text in _sentences(was, is_)]
+    lost_paths = [
+        f"{new_code.name}: {old_code.tensor_path} -> {new_code.tensor_path}"
+        for old_code, new_code in paths
+        if _rank(new_code) > _rank(old_code)
+    ]
+    spill_texts = [
+        _spills(old_code, new_code) for old_code, new_code in spill_pairs if new_code.stack_bytes > old_code.stack_bytes
+    ]
+    verdict: Verdict = "LOST TENSOR CORES" if lost_paths else "SPILLS" if spill_texts else "CHANGED"
+    other_changes = [
+        change_text for old_code, new_code in launch_pairs for change_text in _sentences(old_code, new_code)
+    ]
     if [s.name for s in before] != [s.name for s in now]:
         other_changes.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
-    sentences = (*losses, *spill_texts, *other_changes, *_findings(before, now), *notes)
+    sentences = (*lost_paths, *spill_texts, *other_changes, *_findings(before, now), *notes)
     return CodeChange(
         *identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now)
     )
@@ -181,10 +189,12 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     """Returns sentences: first on options that have lost their effect, then on options that have an effect again."""
     failed_names = {option.name for summary in before for option in summary.options if not option.took_effect}
-    failures = {option.name: option for summary in now for option in summary.options if not option.took_effect}
-    losses = [option.sentence for name, option in failures.items() if name not in failed_names]
+    lost_options = {option.name: option for summary in now for option in summary.options if not option.took_effect}
+    new_sentences = [option.sentence for name, option in lost_options.items() if name not in failed_names]
     working_names = {option.name for summary in now for option in summary.options if option.took_effect}
-    return losses + [f"{name} takes effect now" for name in sorted((failed_names - failures.keys()) & working_names)]
+    return new_sentences + [
+        f"{name} takes effect now" for name in sorted((failed_names - lost_options.keys()) & working_names)
+    ]
 
 
 def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
@@ -206,7 +216,7 @@ ItemPair = tuple[Item | None, Item | None]
 
 
 def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[ItemPair], bool]:
-    """Returns the selected kernels that changes since `revision` affect, and whether other kernels are selected too."""
+    """Returns the selected kernels affected by changes since `revision`, and whether there are unaffected kernels."""
     changed_paths, tree_paths = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in tree_paths for folder in (tree / "kernels").iterdir() if folder.is_dir()})
@@ -225,13 +235,15 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
 
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[ItemPair]:
     """Pairs the cases that `query` selects in two trees.  Raises `ValueError` if no case exists or a process fails."""
-    bases, heads = base.select(query), head.select(query)
-    theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in heads}
-    theirs |= {_id(item): item for item in heads}  # of several cases each is paired with itself
-    base_keys = {_key(item) for item in bases}
+    base_items, head_items = base.select(query), head.select(query)
+    head_by_key: dict[tuple[str, ...], Item] = {_key(item): item for item in head_items}
+    head_by_key |= {_id(item): item for item in head_items}  # of several cases each is paired with itself
+    base_keys = {_key(item) for item in base_items}
     # Both sides compile the base's cases, so that they do the same work.
-    item_pairs: list[ItemPair] = [(item, theirs.get(_id(item)) or _at(item, theirs.get(_key(item)))) for item in bases]
-    item_pairs += [(None, item) for item in heads if _key(item) not in base_keys]
+    item_pairs: list[ItemPair] = [
+        (item, head_by_key.get(_id(item)) or _at(item, head_by_key.get(_key(item)))) for item in base_items
+    ]
+    item_pairs += [(None, item) for item in head_items if _key(item) not in base_keys]
     if not item_pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
     return item_pairs
@@ -260,7 +272,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the input case of `item`, but unchanged if the two cases have different keys."""
+    """Returns `other` with the input case of `item`.  Returns `other` unchanged if the keys of the two cases differ."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

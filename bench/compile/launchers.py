@@ -62,13 +62,13 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
 
     expected_text = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
     tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected_text, shape)
-    values = texts_of(arguments)
-    if repeated_names := tensors.keys() & values.keys():
+    value_texts = texts_of(arguments)
+    if repeated_names := tensors.keys() & value_texts.keys():
         raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
     dtype_names = {value.partition(":")[2] for value in tensors.values()}
     scheme = get_scheme(dtype_names.pop() if len(dtype_names) == 1 else dtype)
-    return KernelCase(Path(file).name, name, Case(**tensors, **values), scheme, Path(file).resolve())
+    return KernelCase(Path(file).name, name, Case(**tensors, **value_texts), scheme, Path(file).resolve())
 
 
 def texts_of(arguments: str) -> dict[str, str]:
@@ -98,8 +98,8 @@ def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
         if not _TENSOR_PATTERN.fullmatch(value):
             inputs[name] = _value(value)
             continue
-        sizes, _, dtype = value.partition(":")
-        inputs[name] = torch.randn([*map(int, sizes.split("x"))], generator=generator).to(DTYPES[dtype])
+        shape_text, _, dtype = value.partition(":")
+        inputs[name] = torch.randn([*map(int, shape_text.split("x"))], generator=generator).to(DTYPES[dtype])
     return inputs
 
 

@@ -1,7 +1,7 @@
 """Parses SASS, the machine code of NVIDIA GPUs, as `cuobjdump -sass` or `nvdisasm -c` prints it.
 
 The result is a list of functions, and the registers that each instruction reads and writes.  `cuobjdump` prints the
-target of a branch as an address, `nvdisasm` as a label.  An unknown instruction counts only as one issue slot.
+target of a branch as an address, `nvdisasm` as a label.  An unknown instruction counts only as one issued instruction.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class SassInstruction:
     @property
     def target(self) -> int | None:
         """Returns the target address of a branch; None for other instructions."""
-        match = _BRANCH_ADDRESS.search(self.operands) if self.name == "BRA" else None
-        return int(match[1], 16) if match else None
+        address_match = _BRANCH_ADDRESS.search(self.operands) if self.name == "BRA" else None
+        return int(address_match[1], 16) if address_match else None
 
     @property
     def loads_global(self) -> bool:
@@ -131,7 +131,7 @@ class SassInstruction:
 
     @property
     def groups_left(self) -> int | None:
-        """For a wait for wgmma, returns the number of groups that may still run after the wait; else None."""
+        """Returns how many wgmma groups may still run after this wait instruction; None for other instructions."""
         if self.name != "WARPGROUP" or "DEPBAR" not in self.modifiers:
             return None
         return int(self.arguments[-1], 16)
@@ -145,8 +145,8 @@ class SassInstruction:
     def mma_shape(self) -> tuple[int, int, int] | None:
         """Returns the tile shape `(M, N, K)` of a tensor-core instruction; None for other instructions."""
         if self.is_wgmma:
-            sizes = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
-            return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
+            mnk = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
+            return (int(mnk[1]), int(mnk[2]), int(mnk[3])) if mnk else None
         if self.name in _WARP_MMA:
             return next((_MMA_SHAPES[modifier] for modifier in self.modifiers if modifier in _MMA_SHAPES), None)
         return None
@@ -173,18 +173,18 @@ class SassInstruction:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Returns the registers and predicates that the instruction reads; at most two registers of a wide operand."""
+        """Returns the names of the registers and predicates that are read; at most the first two of a wide operand."""
         return self._registers[1]
 
     @cached_property
     def _registers(self) -> tuple[frozenset[str], frozenset[str]]:
-        count = 0
+        result_count = 0
         if self.name not in _CONTROL_OPS and _RESULT_REGISTER.match(self.operands):
             # A carry or a second predicate stands beside the result: `IADD3 R4, P0, ...`, `SHFL.BFLY PT, R4, ...`.
             has_predicate = any(_PREDICATE_NAME.fullmatch(operand) for operand in self.arguments[:2])
-            count = 2 if has_predicate and len(self.arguments) > 1 else 1
-        written_names = (name for operand in self.arguments[:count] for name in _names(operand, self._width))
-        read_names = (name for operand in (*self.arguments[count:], self.guard) for name in _names(operand, 1))
+            result_count = 2 if has_predicate and len(self.arguments) > 1 else 1
+        written_names = (name for operand in self.arguments[:result_count] for name in _names(operand, self._width))
+        read_names = (name for operand in (*self.arguments[result_count:], self.guard) for name in _names(operand, 1))
         return frozenset(written_names), frozenset(read_names)
 
     @property
@@ -299,9 +299,11 @@ def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None,
 
     `opcodes` holds pairs of an opcode and its count.  If two widths are equally frequent, the smaller one is returned.
     If no opcode matches, both results are None."""
-    counts: dict[int, int] = {}
+    count_by_width: dict[int, int] = {}
     for opcode, opcode_count in opcodes:
         if opcode.partition(".")[0] in names:
             width = width_bytes(opcode)
-            counts[width] = counts.get(width, 0) + opcode_count
-    return min(counts, default=None), min(counts, key=lambda width: (-counts[width], width), default=None)
+            count_by_width[width] = count_by_width.get(width, 0) + opcode_count
+    return min(count_by_width, default=None), min(
+        count_by_width, key=lambda width: (-count_by_width[width], width), default=None
+    )

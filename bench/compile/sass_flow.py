@@ -1,7 +1,7 @@
 """Analyses the control flow of SASS code: basic blocks, natural loops, and the loop that takes the most time.
 
 Loops are found as usual (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).  A back edge goes from a basic block
-to a block that dominates it, the head.  The loop has all blocks that reach the back edge without passing the head.
+to one of its dominators, the loop head.  The loop has all blocks that reach the back edge without passing the head.
 """
 
 from __future__ import annotations
@@ -76,8 +76,14 @@ def find_loops(function: SassFunction) -> list[Loop]:
     waits = {head: _only_waits(instructions) for head, instructions in code.items()}
     loops = []
     for head, body in sorted(bodies.items()):
-        outer_heads = [other for other, outer_body in bodies.items() if other != head and body < outer_body]
-        nested_heads = [other for other, inner in bodies.items() if other != head and inner < body and not waits[other]]
+        outer_heads = [
+            other_head for other_head, outer_body in bodies.items() if other_head != head and body < outer_body
+        ]
+        nested_heads = [
+            other_head
+            for other_head, inner_body in bodies.items()
+            if other_head != head and inner_body < body and not waits[other_head]
+        ]
         loops.append(Loop(head, len(outer_heads) + 1, not nested_heads and not waits[head], waits[head], code[head]))
     return loops
 
@@ -85,9 +91,11 @@ def find_loops(function: SassFunction) -> list[Loop]:
 def hot_loop(loops: Sequence[Loop]) -> Loop | None:
     """Returns the innermost loop with the most tensor-core instructions; None if there is no loop.  If several loops
     have the most, the number of global loads decides, and then the number of all instructions."""
-    inner = [loop for loop in loops if loop.innermost]
+    innermost_loops = [loop for loop in loops if loop.innermost]
     return max(
-        inner, key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)), default=None
+        innermost_loops,
+        key=lambda loop: (loop.tensor_core_instructions, loop.global_loads, len(loop.instructions)),
+        default=None,
     )
 
 
@@ -110,8 +118,8 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     """Returns the basic blocks, by the address of their first instruction.  Also returns the entry addresses: the start
     of the kernel and of each function that the kernel calls."""
     code = function.instructions
-    targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
-    branch_targets = {target for addresses in targets.values() for target in addresses}
+    targets_by_branch = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
+    branch_targets = {target for addresses in targets_by_branch.values() for target in addresses}
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     indirect_targets = {a for label, a in function.labels.items() if label.startswith(".L") and a not in branch_targets}
     block_starts = {code[0].address, *function.labels.values(), *branch_targets}
@@ -120,15 +128,15 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
         if instruction.address in block_starts:
             current_block = blocks[instruction.address] = _Block([], set())
         current_block.instructions.append(instruction)
-        if instruction.name in _INDIRECT_OPCODES and not targets[instruction.address]:
+        if instruction.name in _INDIRECT_OPCODES and not targets_by_branch[instruction.address]:
             current_block.successors = set(indirect_targets)
         elif _ends_block(instruction) or (next_instruction is not None and next_instruction.address in block_starts):
-            current_block.successors = _successors(instruction, next_instruction, targets)
+            current_block.successors = _successors(instruction, next_instruction, targets_by_branch)
         else:
             continue
         if next_instruction is not None:
             block_starts.add(next_instruction.address)
-    entry_addresses = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets[i.address])}
+    entry_addresses = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets_by_branch[i.address])}
     return blocks, entry_addresses
 
 

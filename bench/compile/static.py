@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Returns a pool that compiles kernels of `tree` (default: this program), with `import_path` as PYTHONPATH."""
+    """Returns a pool that compiles kernels of `tree` (None: of the running program).  `import_path`: its PYTHONPATH."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)
@@ -157,7 +157,7 @@ def compile_kernels(
     """Compiles each request for sm_90a without a GPU.  Returns, for each request, its compiled kernels or the failure.
 
     Calls `done` after each compilation.  If `store` already has the code for identical sources, nothing is compiled.
-    Raises `ValueError` on a kernel that has no compiled code of Rooflab or of the user."""
+    Raises `ValueError` on a kernel whose backend has no compiled code."""
     for request in requests:
         if request.file is None:
             check_backend(request.registered)
@@ -183,7 +183,7 @@ def compile_in(
 
     `tree` is the hash of the source files.  `keeps` has one flag per message: whether `store` caches the answer.
     """
-    keys = [store.key(message, tree) if store and flag else None for message, flag in zip(messages, keeps, strict=True)]
+    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     new_indices = [index for index, answer in enumerate(answers) if answer is None]
     for answer in answers:

@@ -45,7 +45,7 @@ class CompileResult:
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """Returns the requested tuning config as values, or the config that the launcher chooses without tuning."""
+        """Returns the requested config as values, else the one that the launcher chooses; None without tuning."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
             config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
@@ -70,8 +70,8 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """Returns each tunable kernel once per config: the configs in `texts` (`block_m=64,...`), or with `every` all legal
-    configs.  With neither, returns `chosen` unchanged.  Raises `ValueError` on a config that a kernel does not have."""
+    """Returns each tunable kernel once per config of `texts` (`block_m=64,...`), or with `every` once per legal config.
+    Returns `chosen` unchanged if both are unset.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
@@ -79,9 +79,9 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
     tunable_cases = [kernel_case for kernel_case in chosen if kernel_case.registered.tuning is not None]
     if not tunable_cases:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    values, configured_cases = [dict(Case.parse(config_text)) for config_text in texts], []
+    config_values, configured_cases = [dict(Case.parse(config_text)) for config_text in texts], []
     for kernel_case in tunable_cases:
-        given_configs = [kernel_case.registered.tunable.make_config(value) for value in values]
+        given_configs = [kernel_case.registered.tunable.make_config(config_value) for config_value in config_values]
         configs = given_configs or kernel_case.registered.tunable.legal_configs(kernel_case.case, kernel_case.scheme)
         configured_cases += [kernel_case._replace(config=config) for config in configs]
     return configured_cases
@@ -92,13 +92,15 @@ def compile_targets(
 ) -> list[CompileResult]:
     """Compiles every target for `device`, and computes occupancy and waves.  Calls `done` after each compilation."""
     results = []
-    for start in range(0, len(targets), BATCH_SIZE):
-        batch = targets[start : start + BATCH_SIZE]
-        for item, result in zip(batch, compile_kernels(batch, store, done), strict=True):
+    for batch_start in range(0, len(targets), BATCH_SIZE):
+        batch = targets[batch_start : batch_start + BATCH_SIZE]
+        for target, result in zip(batch, compile_kernels(batch, store, done), strict=True):
             if isinstance(result, CompileFailure):
-                results.append(CompileResult(item, failure=result))
+                results.append(CompileResult(target, failure=result))
             else:
-                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in result)))
+                results.append(
+                    CompileResult(target, tuple(summarize(info, target.scheme.name, device) for info in result))
+                )
     return results
 
 
@@ -157,10 +159,10 @@ def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
 
 
 def _record(result: CompileResult, run_id: str, environment: Environment) -> Record:
-    item = result.target
+    target = result.target
     status, reason = result.status, str(result.failure or "")
     return replace(
-        environment.record("static", item.registered, item.case, item.scheme.name, run_id, status, reason),
+        environment.record("static", target.registered, target.case, target.scheme.name, run_id, status, reason),
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

@@ -139,15 +139,15 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
         return None
     # The loads of both loops, because with specialised warps one loop loads the data of the other.
     all_opcodes = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
-    min_bytes, usual_bytes = widths(all_opcodes, *LOADS)
+    min_width, usual_width = widths(all_opcodes, *LOADS)
     return LoopSummary(
         address=hot.start,
         depth=hot.depth,
         instructions=len(hot.instructions),
         counts=_present(hot.counts),
         fed_by=_present(feeding.counts) if feeding else {},
-        load_bytes_worst=min_bytes,
-        load_bytes_usual=usual_bytes,
+        load_bytes_worst=min_width,
+        load_bytes_usual=usual_width,
     )
 
 
@@ -216,14 +216,18 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
         return
     fp32_precisions = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
     tf32_count = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
-    split = sorted({precision for precision in fp32_precisions if "x" in precision})
-    if split:
+    split_kinds = sorted({precision for precision in fp32_precisions if "x" in precision})
+    if split_kinds:
         mma_ops = sum(info.counts[family] for family in TENSOR_CORES)
         evidence = f"the code has {tf32_count} TF32 and {mma_ops} tensor-core instructions in all"
-        yield Option(f"precision {split[0]}", mma_ops > 0, f"input_precision {split[0]} was asked for, and {evidence}")
+        yield Option(
+            f"precision {split_kinds[0]}",
+            mma_ops > 0,
+            f"input_precision {split_kinds[0]} was asked for, and {evidence}",
+        )
     elif info.uses_tf32:
-        source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
-        evidence = f"fp32 operands are rounded to TF32 by {source}: {tf32_count} TF32 instructions"
+        rounding_source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
+        evidence = f"fp32 operands are rounded to TF32 by {rounding_source}: {tf32_count} TF32 instructions"
         yield Option("precision fp32", False, evidence)
     elif "ieee" in fp32_precisions:
         evidence = f"{info.counts['fma']} FMAs and no TF32"

@@ -1,6 +1,6 @@
-"""Runs in a child process (`process.py`), started by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
+"""Answers requests in a child process, which `process.py` starts: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-The program imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
+The process imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
 `answer` of the last MODULE answers requests.  A request is a line of JSON on standard input, and an answer is a line of
 JSON on standard output.  If `answer` returns an iterator, each of its values is one line, and `null` is the last line.
 With `--tree` the process imports the kernels from the folder TREE, and `bench` from the folder HARNESS.
@@ -82,8 +82,8 @@ def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> N
     answers.flush()
     while (line := requests.get()) is not None:
         result = answer(json.loads(line))
-        values = chain(result, [None]) if isinstance(result, Iterator) else [result]
-        for value in values:
+        answer_values = chain(result, [None]) if isinstance(result, Iterator) else [result]
+        for value in answer_values:
             answers.write(json.dumps(value) + "\n")
             answers.flush()
         idle_event.set()

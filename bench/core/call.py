@@ -102,7 +102,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why memory is too small to check inputs like the meta tensors `priced`, or "" if it is large enough."""
+    """Returns why there is too little memory to check inputs of these shapes (`priced`, meta tensors); "" if enough."""
     needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
@@ -115,7 +115,7 @@ def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> objec
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Adds a new `plan` to `arguments` if the kernel has a planner.  The planner sees float tensors without values."""
+    """Adds the kernel's `plan` if it has a planner.  The planner gets float tensors as meta tensors, without values."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}

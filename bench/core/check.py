@@ -51,7 +51,7 @@ def check_kernel(
     """Checks one kernel on one input case, and stops at the first fault.  The kernel need not be registered.
 
     `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the status
-    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  If `spec` refuses the case, its error is raised."""
+    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  Raises the op's error if the op refuses the case."""
     device = torch.device(device)
     meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     runner = runner or Runner(kernel, spec, scheme, device)

@@ -43,7 +43,7 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns values of `planted`.  Each value selects one additional run and one set of adversarial inputs."""
+        """Returns the values of `planted` that select one additional run, with one set of adversarial inputs."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
@@ -59,15 +59,15 @@ class CheckTask(NamedTuple):
 
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
     """Yields the case without one optional key, for each key, and last the case without all optional keys."""
-    keys = [key for key in case if key in spec.optional]
-    for dropped_keys in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
+    optional_keys = [key for key in case if key in spec.optional]
+    for dropped_keys in [*([key] for key in optional_keys), *([optional_keys] if len(optional_keys) > 1 else [])]:
         yield Case(**{key: value for key, value in case.items() if key not in dropped_keys})
 
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
     """Returns the names of the optional arguments that do not have their default value in `inputs`."""
     defaults = {param.name: param.default for param in spec.parameters if param.default is not param.empty}
-    return {name for name, default in defaults.items() if name in inputs and not _is(inputs[name], default)}
+    return {name for name, default_value in defaults.items() if name in inputs and not _is(inputs[name], default_value)}
 
 
 def _is(value: object, default: object) -> bool:
@@ -116,11 +116,11 @@ class CheckData:
         """Returns how `outputs` differ from the right outputs in number, shape or dtype; empty if they agree."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
-        for name, output, shape_dtype in zip(self.names, outputs, self.forms, strict=True):
-            if output.shape != shape_dtype[0]:
-                return f"{name}: expected shape {tuple(shape_dtype[0])}, got {tuple(output.shape)}"
-            if output.dtype != shape_dtype[1]:
-                return f"{name}: expected dtype {shape_dtype[1]}, got {output.dtype}"
+        for name, output, expected_form in zip(self.names, outputs, self.forms, strict=True):
+            if output.shape != expected_form[0]:
+                return f"{name}: expected shape {tuple(expected_form[0])}, got {tuple(output.shape)}"
+            if output.dtype != expected_form[1]:
+                return f"{name}: expected dtype {expected_form[1]}, got {output.dtype}"
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
@@ -131,7 +131,7 @@ class CheckData:
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.
 
-        `own_stream` says that the kernel is non-deterministic, with its own sequence of random numbers.
+        `own_stream` says that the kernel draws its own random numbers.  The op may then have another way to compare.
         """
         if own_stream and self.spec.compare_own_stream is not None:
             return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
@@ -141,8 +141,8 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces elements where `oracle` is NaN: `oracle` by 0, and `output` by 0 if it is NaN too, else by infinity.
-        An 8-bit output passes with any value there, because its dtype has no NaN or clamping loses it."""
+        """Replaces NaN by numbers.  Where `oracle` is NaN, it becomes 0; `output` becomes 0 if it is NaN too, else
+        infinity.  An 8-bit `output` becomes 0 there in any case: its dtype has no NaN, or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle
@@ -160,8 +160,8 @@ class CheckData:
     @property
     def bytes(self) -> int:
         """Returns the total bytes of the tensors that this object holds now."""
-        values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
-        return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
+        held_values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
+        return sum(value.untyped_storage().nbytes() for value in held_values if isinstance(value, torch.Tensor))
 
     def _passing_wrong_answers(self) -> Iterator[str]:
         mutated_names = self.spec.mutates

@@ -118,7 +118,7 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """Yields the adversarial inputs (called planted).  Cached inputs also have their reference outputs."""
+        """Yields the adversarial inputs (called planted).  Reuses cached inputs, whose references are computed once."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             label = f"planted {name}"
             data = self._kept().get(label) or KEPT_DATA.keep(
@@ -192,7 +192,7 @@ class Check:
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Runs the kernel with all suitable arguments in the layout `arranged`; None if the launcher refuses all."""
+        """Runs the kernel with all movable arguments in the layout `arranged`; None if the launcher refuses each."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -201,11 +201,17 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """Returns the names of arguments that get other strides in the layout `arranged`, if the contract allows it."""
+        """Returns names of arguments that get other strides in the layout `arranged`, if the contract allows this."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
         strides = {name: strides_of(value, arranged) for name, value in tensors.items()}
-        laid = {name: torch.empty_strided(value.shape, strides[name], device="meta") for name, value in tensors.items()}
-        names = {name for name in tensors if strides[name] != tensors[name].stride() and self._allows(name, laid[name])}
+        meta_tensors = {
+            name: torch.empty_strided(value.shape, strides[name], device="meta") for name, value in tensors.items()
+        }
+        names = {
+            name
+            for name in tensors
+            if strides[name] != tensors[name].stride() and self._allows(name, meta_tensors[name])
+        }
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
@@ -218,14 +224,18 @@ class Check:
         return True
 
     def _far(self, data: CheckData) -> None:
-        """Makes runs that need 64-bit offsets, if the op's contract allows such strides.  In arguments and outputs,
-        most rows, pages, experts or heads lie more than 2**31 elements behind the first one."""
+        """Makes runs that need 64-bit offsets, if the op's contract allows such strides.  Most parts of a tensor (rows,
+        pages, experts or heads) then lie more than 2**31 elements after its first part."""
         results = self.spec.contract.results.values() if self.spec.contract else ()
         fixed_outputs = {"out" for result in results if result.layout == "contiguous"}
         output_forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
-        models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in output_forms]
+        out_tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in output_forms]
         for kind in FAR_LAYOUTS:
-            out_names = {"out"} if any(strides_of(model, kind) != model.stride() for model in models) else set[str]()
+            out_names = (
+                {"out"}
+                if any(strides_of(out_tensor, kind) != out_tensor.stride() for out_tensor in out_tensors)
+                else set[str]()
+            )
             names = self._movable(data, kind) | out_names
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
@@ -245,7 +255,7 @@ class Check:
     def _expanded(self, inputs: Inputs) -> None:
         """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses
         some of these inputs by name, runs again with the original tensors for these inputs."""
-        rows = {
+        row_views = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
             if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in self.spec.mutates
@@ -254,19 +264,21 @@ class Check:
             if self._allows(name, value[:1].expand_as(value))
         }
         if self.packed:
-            rows.pop(str(self.spec.prepared), None)
-        while rows:
-            label = f"expanded {', '.join(sorted(rows))}"
-            data = self._kept_as(label, partial(dict, inputs, **rows))
+            row_views.pop(str(self.spec.prepared), None)
+        while row_views:
+            label = f"expanded {', '.join(sorted(row_views))}"
+            data = self._kept_as(label, partial(dict, inputs, **row_views))
             try:
                 self._load(data)
-                self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
+                self._judged(label, data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
                 return
             except (LayoutRefused, Failed) as refused:
                 if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
                     raise
-                refused_names = [name for name in rows if f"{name}: expected" in str(refused)]
-                rows = {name: value for name, value in rows.items() if refused_names and name not in refused_names}
+                refused_names = [name for name in row_views if f"{name}: expected" in str(refused)]
+                row_views = {
+                    name: value for name, value in row_views.items() if refused_names and name not in refused_names
+                }
 
     def _in_place(self, data: CheckData) -> None:
         """Makes a run with outputs in the memory of inputs, if the op allows that and the kernel takes `out`."""
@@ -338,7 +350,9 @@ class Check:
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
     """Returns the name of the first output with different bits in two runs; empty if all outputs are equal."""
     named_outputs = zip(spec.outputs, one, other, strict=False)
-    return next((name for name, first, second in named_outputs if not same_bits(first, second)), "")
+    return next(
+        (name for name, first_output, second_output in named_outputs if not same_bits(first_output, second_output)), ""
+    )
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
@@ -355,19 +369,19 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """Returns a list with one random member of `sets`, all equally likely; empty if `sets` is empty."""
     random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
-    for count, input_set in enumerate(sets, 1):
-        chosen_sets = [input_set] if not random_state.randrange(count) else chosen_sets
+    for set_count, input_set in enumerate(sets, 1):
+        chosen_sets = [input_set] if not random_state.randrange(set_count) else chosen_sets
     return chosen_sets
 
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Uses one CPU thread for small inputs: starting more takes longer than the work (10x on a busy CPU)."""
-    threads = torch.get_num_threads()
+    """Uses one CPU thread for small inputs: to start more threads takes longer than the work (10x on a busy CPU)."""
+    old_threads = torch.get_num_threads()
     element_count = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if element_count < SMALL_ELEMENTS:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(old_threads)

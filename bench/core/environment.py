@@ -166,16 +166,16 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
 @cache
 def last_level_cache_bytes(folder: Path = _CPU_FOLDER) -> int:
     """Returns the total bytes of all last-level data caches, read from sysfs; 32 MiB if sysfs lists no cache."""
-    sizes: dict[tuple[int, str], int] = {}
+    size_by_cache: dict[tuple[int, str], int] = {}
     for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         if (index / "type").read_text().strip() != "Instruction":
             cache_level = int((index / "level").read_text())
             shared_cpus = (index / "shared_cpu_list").read_text().strip()
-            sizes[cache_level, shared_cpus] = _size((index / "size").read_text().strip())
-    if not sizes:
+            size_by_cache[cache_level, shared_cpus] = _size((index / "size").read_text().strip())
+    if not size_by_cache:
         return 32 * 2**20
-    last_level = max(cache_level for cache_level, _ in sizes)
-    return sum(size for (cache_level, _), size in sizes.items() if cache_level == last_level)
+    last_level = max(cache_level for cache_level, _ in size_by_cache)
+    return sum(size for (cache_level, _), size in size_by_cache.items() if cache_level == last_level)
 
 
 def _size(text: str) -> int:
@@ -205,8 +205,8 @@ def _version(package: str) -> str | None:
 def git_state(path: Path) -> tuple[str | None, bool | None]:
     """Returns the git commit at `path`, and whether files have changed since this commit; `(None, None)` without git.
 
-    For the folder of a checkout, changes in results/ do not count.  For a file, changes of this file and of committed
-    files count.  A file that git ignores gives `(None, None)`."""
+    For the folder of a checkout, changes in results/ do not count.  For a file, changes of any committed file count,
+    and so does the file itself if it is new.  A file that git ignores gives `(None, None)`."""
     return file_state(path) if path.is_file() else _folder_state(path)
 
 
@@ -224,18 +224,20 @@ def _folder_state(root: Path) -> tuple[str | None, bool | None]:
 def own_state() -> tuple[str | None, bool | None]:
     """Returns the `git_state` of this program.  For a copy without git, the variable `ROOFLAB_COMMIT` gives the state.
 
-    Its value is COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at this commit, and shows whether the copy has changed.
-    Without TREE the second result is None.  Raises `ValueError` if the value has another form."""
+    The variable holds COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at this commit, and shows whether the copy has
+    changed.  Without TREE the second result is None.  Raises `ValueError` if the variable has another form."""
     program_state = git_state(ROOT)
-    setting = os.environ.get(COMMIT_VARIABLE, "")
-    if program_state[0] is not None or not setting:
+    variable_text = os.environ.get(COMMIT_VARIABLE, "")
+    if program_state[0] is not None or not variable_text:
         return program_state
-    commit, _, tree = setting.partition(":")
-    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in setting and not re.fullmatch("[0-9a-f]{16}", tree)):
+    commit, _, tree_text = variable_text.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (
+        ":" in variable_text and not re.fullmatch("[0-9a-f]{16}", tree_text)
+    ):
         raise ValueError(
-            f"{COMMIT_VARIABLE}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {setting!r}"
+            f"{COMMIT_VARIABLE}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {variable_text!r}"
         )
-    return commit, tree != Environment.tree() if tree else None
+    return commit, tree_text != Environment.tree() if tree_text else None
 
 
 def gpu_uuid(device: torch.device | int) -> str:
@@ -309,12 +311,12 @@ def power_w(nvml: ModuleType, handle: object) -> float | None:
 
 def tree_hash(root: Path = ROOT, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
     """Returns a hash of all source files.  It identifies the code without a commit, or after uncommitted changes."""
-    total = hashlib.sha256()
+    source_hash = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in (".py", ".cu", ".cuh", ".cpp", ".h", ".json") and path.is_file():
-                total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:16]
+                source_hash.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return source_hash.hexdigest()[:16]
 
 
 _own_tree = cache(tree_hash)

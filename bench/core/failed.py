@@ -25,7 +25,7 @@ class Failed(Exception):
 
     @classmethod
     def by(cls, refusal: Refusal | str) -> Failed:
-        """Makes a `Failed` from a refusal.  If the kernel itself refused, `refusal` is the text of its exception."""
+        """Makes a `Failed` from a `Refusal`, or from the text of an exception with which the kernel itself refused."""
         if isinstance(refusal, str):
             status, _, reason = refusal.partition(": ")
             return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)

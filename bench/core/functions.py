@@ -80,16 +80,16 @@ class FunctionOp(NamedTuple):
     def judge(actual: object, expected: object) -> list[ErrorStats]:
         """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
-        Dtypes must be equal, but a float's reference may be fp64.  Integers must be equal.  Floats may differ by a few
-        roundings to the output dtype, relative to the element or to the tensor's root mean square (the larger one).
-        The reason is that the error of a sum grows with its terms, not with its value.  Raises `ValueError` if an
-        argument is neither a tensor nor a tuple of tensors.  Also raises it if the numbers or dtypes of outputs differ.
-        """
-        actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
-        if len(actuals) != len(oracles):
-            raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
+        An output must have its reference's dtype; a float output may also have an fp64 reference.  Integers must be
+        equal.  Floats may differ by a few roundings to the output dtype, relative to the element or to the tensor's
+        root mean square (the larger one).  The reason is that the error of a sum grows with its terms, not with its
+        value.  Raises `ValueError` on an argument that is no tensor or tuple of tensors, and on a wrong number or dtype
+        of outputs."""
+        fn_outputs, references = _tensors("fn", actual), _tensors("reference", expected)
+        if len(fn_outputs) != len(references):
+            raise ValueError(f"fn: expected {len(references)} outputs, as from the reference, got {len(fn_outputs)}")
         verdicts = []
-        for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True)):
+        for index, (output, oracle) in enumerate(zip(fn_outputs, references, strict=True)):
             name = f"output {index}"
             if oracle.dtype != output.dtype and not (oracle.dtype == torch.float64 and output.is_floating_point()):
                 raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
@@ -137,7 +137,7 @@ def op_of(
 
     The expected outputs are the results of `reference`, in its own precision, on copies of the inputs.  Outputs have
     the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout of
-    `make`.  Tensors that cannot be copied between guards, such as subclasses, always come from `make(0)`.
+    `make`.  Tensors that cannot be copied between guards, such as subclasses, come from `make(0)` for every seed.
     """
     made_inputs = make(0)
     values = named(made_inputs)
@@ -227,7 +227,7 @@ class Checked(NamedTuple):
                 return str(error)
             return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
 
-        fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
+        fault = f"INVALID: {tampering_fault}" if (tampering_fault := tampered()) else wrong(result)
         if not fault and not is_interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
         is_judged = reference is not None and all(same_bits(value, arg_copies[n]) for n, value in tensors.items())

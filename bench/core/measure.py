@@ -102,9 +102,9 @@ class Measurement:
                 failed_by_name[kernel.name] = fault
         KEPT_DATA.forget()
         is_judged = bool(rotations) and self.settings.judge
-        unseen = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
-        timings, failures, clocks = self._together(rotations, unseen)
-        for name, error in unseen.wrong({name: rotations[name] for name in timings}).items() if unseen else ():
+        new_data = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
+        timings, failures, clocks = self._together(rotations, new_data)
+        for name, error in new_data.wrong({name: rotations[name] for name in timings}).items() if new_data else ():
             failures[name] = Failed("INCORRECT", f"after timing: {error}")
         profiles, faults = observe({name: rotations[name] for name in timings if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
@@ -234,18 +234,18 @@ class Measurement:
         """Returns the record with a measured time.  The record is INVALID if the clock is too coarse for this time, or
         if the time exceeds the machine's limits.  It is NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
-        noise = samples.noise if samples.few or not self.settings.paired else ""
-        if cause := why_invalid(samples, cost, self._limits(), clocks):
-            status, reason = "INVALID", cause
-        elif cause := noise or shared(clocks):
-            status, reason = "NOISY", cause
+        noise_reason = samples.noise if samples.few or not self.settings.paired else ""
+        if fault_cause := why_invalid(samples, cost, self._limits(), clocks):
+            status, reason = "INVALID", fault_cause
+        elif fault_cause := noise_reason or shared(clocks):
+            status, reason = "NOISY", fault_cause
         else:
             status, reason = "OK", record.reason
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """Returns the record with its bound, the kernel's memory traffic, and the rates.  A NOISY time gives no rates.
-        The traffic is left out if no memory of the device can move these bytes in the measured time."""
+        """Returns the record with its bound, the rates, and the traffic (the bytes that the kernel claims to move).  A
+        NOISY time gives no rates.  The traffic is left out if no memory of the device is fast enough for it."""
         traffic, reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:

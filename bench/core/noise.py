@@ -67,7 +67,7 @@ class Samples:
 
 
 def few(samples: int, room: int) -> str:
-    """Explains why a reading has too few samples, or returns "".  `room` is the number of samples that would fit."""
+    """Explains why a reading has too few samples, or returns "".  `room`: the samples that fit into the time budget."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
@@ -85,8 +85,10 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     p20, p80 = np.percentile(seconds, (20, 80))
     if p80 > MAX_SPREAD * p20:
         return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
-    middle = len(seconds) // 2
-    early_s, late_s = (float(np.median(half_samples)) for half_samples in (seconds[: middle or 1], seconds[middle:]))
+    half_size = len(seconds) // 2
+    early_s, late_s = (
+        float(np.median(half_samples)) for half_samples in (seconds[: half_size or 1], seconds[half_size:])
+    )
     if max(early_s, late_s) > MAX_DRIFT * min(early_s, late_s):
         return f"the median of the later half of the samples is {late_s / early_s:.2g} times that of the earlier half"
     return ""
@@ -111,12 +113,12 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     if on_gpu:
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
         bounded_cost = replace(bounded_cost, write_bytes=0.0, read_bytes=read_bytes)
-    limit = bound(bounded_cost, limits)
-    limit_shares: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
+    time_bound = bound(bounded_cost, limits)
+    excess_by_limit: dict[str, float] = {time_bound.limiter: time_bound.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
-        limit_shares["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
-    limiter = max(limit_shares, key=lambda part: limit_shares[part])
-    return (limiter, limit_shares[limiter]) if limit_shares[limiter] > MAX_EXCESS else None
+        excess_by_limit["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
+    limiter = max(excess_by_limit, key=lambda part: excess_by_limit[part])
+    return (limiter, excess_by_limit[limiter]) if excess_by_limit[limiter] > MAX_EXCESS else None
 
 
 def why_invalid(

@@ -70,7 +70,7 @@ class Checkers:
         """Runs one check.
 
         After a fault the child process is ended, because the kernel may have changed it.  After a wrong answer the
-        child is reserved for the same kernel.  If the kernel's file changes, a new child imports it."""
+        child checks only the same kernel from then on.  If the kernel's file changes, a new child imports it."""
         spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused_options:
             task = task.taken(spec, refused_options) or task
@@ -135,8 +135,8 @@ class Outside(Runner):
         self._folder.cleanup()
 
     def begin(self) -> None:
-        if tampering := tampered():  # by the import of its file
-            raise Failed("INVALID", f"{tampering}, before the check began")
+        if tampering_fault := tampered():  # by the import of its file
+            raise Failed("INVALID", f"{tampering_fault}, before the check began")
         file = file_of(self.kernel)
         arguments = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)
         self._ask("begin", *arguments)
@@ -251,11 +251,11 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, saved: Any) -> torch.Tensor:
         dtype, shape, stride, offset, tensor_bytes = saved
-        buffer = torch.empty(len(tensor_bytes) + ALIGNMENT, dtype=torch.uint8, device=self._device)
-        start = (offset - buffer.data_ptr()) % ALIGNMENT
+        aligned_buffer = torch.empty(len(tensor_bytes) + ALIGNMENT, dtype=torch.uint8, device=self._device)
+        start = (offset - aligned_buffer.data_ptr()) % ALIGNMENT
         if tensor_bytes:
-            buffer[start : start + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
-        flat_tensor = buffer[start : start + len(tensor_bytes)].view(dtype)
+            aligned_buffer[start : start + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
+        flat_tensor = aligned_buffer[start : start + len(tensor_bytes)].view(dtype)
         return flat_tensor.as_strided(shape, stride, flat_tensor.storage_offset())
 
     def find_class(self, module: str, name: str) -> Any:

@@ -58,7 +58,7 @@ class Guarded:
 
     @property
     def own(self) -> torch.Tensor:
-        """Returns the tensor that the check compares, without unused pages that the check added."""
+        """Returns the tensor itself, without its guards and without unused pages that the check added."""
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
@@ -76,12 +76,12 @@ class Guarded:
 
     def damage(self, *, may_change: bool) -> str | None:
         """Describes a forbidden write, or returns None.  With `may_change` the tensor's elements may change."""
-        start = self.view.storage_offset() - self.buffer.storage_offset()
-        end = start + self.view.numel()
+        first_element = self.view.storage_offset() - self.buffer.storage_offset()
+        end_element = first_element + self.view.numel()
         if not may_change and same_bits(self.buffer, self.pristine):
             return None
         if may_change and self.view.is_contiguous():  # no gaps: only the guards can be wrong
-            guard_pairs = ((tensor[:start], tensor[end:]) for tensor in (self.buffer, self.pristine))
+            guard_pairs = ((tensor[:first_element], tensor[end_element:]) for tensor in (self.buffer, self.pristine))
             if all(same_bits(*guard_pair) for guard_pair in zip(*guard_pairs, strict=True)):
                 return None
         expected_buffer = self.pristine.clone()
@@ -94,7 +94,7 @@ class Guarded:
         if not same_bits(self.view, view):
             return "was changed"
         first_byte = int((actual_bits != expected_bits).nonzero()[0])
-        element_index = first_byte // self.buffer.element_size() - start
+        element_index = first_byte // self.buffer.element_size() - first_element
         return f"memory outside it was written, first at element {element_index} from its start"
 
 
@@ -121,7 +121,7 @@ def _gap(cache: torch.Tensor) -> int:
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Converts slot numbers of `cache`, with shape `[pages, page size, ...]`, to the slot numbers of its `FarPages`."""
+    """Converts slot numbers (token positions in `cache`: `[pages, page size, ...]`) to those of its `FarPages`."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
@@ -134,10 +134,10 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Returns zeros with these strides, and 2**31 unused elements before and after.  Untouched pages take no memory."""
-    count = extent(shape, strides)
+    element_count = extent(shape, strides)
     mmap_flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        mapped_memory = mmap.mmap(-1, (count + 2 * FAR_STRIDE) * dtype.itemsize, flags=mmap_flags)
+        mapped_memory = mmap.mmap(-1, (element_count + 2 * FAR_STRIDE) * dtype.itemsize, flags=mmap_flags)
     except OSError as error:
         raise LayoutRefused(f"far: {error}; is there a limit of virtual memory (ulimit -v)?") from error
     mapped_memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
@@ -150,7 +150,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards, in the layout `arranged` with equal alignment.  `place`: argument position."""
+    """Copies `tensor` between guards, in the layout `arranged`, with its alignment.  `place` varies the padding."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -170,11 +170,11 @@ def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
     placed_guards = dict(guards)
     for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
         names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
-        storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
-        start = 0
+        joined_storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
+        buffer_start = 0
         for name in names:
             view, count = guards[name].view, guards[name].buffer.numel()
-            buffer, start = storage[start : start + count], start + count
+            buffer, buffer_start = joined_storage[buffer_start : buffer_start + count], buffer_start + count
             offset = view.storage_offset() - guards[name].buffer.storage_offset()
             placed_view = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + offset)
             placed_guards[name] = Guarded(buffer, guards[name].pristine, placed_view)
@@ -192,11 +192,11 @@ def guard_output(
     """Returns an output tensor between guard zones, filled with NaN; an integer output is filled with `SENTINEL_BYTE`.
 
     If `stale` is given, the output holds these values of an earlier answer, like memory that a caller uses again."""
-    model = torch.empty(shape, dtype=dtype, device="meta")
-    strides = strides_of(model, arranged)
+    meta_output = torch.empty(shape, dtype=dtype, device="meta")
+    strides = strides_of(meta_output, arranged)
     fill_byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
     if arranged in FAR_LAYOUTS and device.type != "cuda":
-        raw_bytes = torch.full((model.numel() * dtype.itemsize,), fill_byte, dtype=torch.uint8)
+        raw_bytes = torch.full((meta_output.numel() * dtype.itemsize,), fill_byte, dtype=torch.uint8)
         return _far(raw_bytes.view(dtype).view(shape), strides)
     buffer, view = _allocate(shape, tuple(strides), dtype, device, fill_byte, 0)
     if stale is not None:
@@ -210,8 +210,8 @@ def _allocate(
     """Returns a buffer filled with the poison `byte`, and a view of shape `shape` in the middle of this buffer."""
     guard_elements = GUARD_BYTES // dtype.itemsize
     all_elements = 2 * guard_elements + skew + extent(shape, strides)
-    count = -(-all_elements // 256) * 256  # so that what follows in one storage is aligned too
-    raw_bytes = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
+    aligned_elements = -(-all_elements // 256) * 256  # so that what follows in one storage is aligned too
+    raw_bytes = torch.full((aligned_elements * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
     buffer = raw_bytes.view(dtype)
     return buffer, buffer.as_strided(shape, strides, guard_elements + skew)
 
@@ -230,8 +230,8 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """Returns the strides of a tensor in the layout `arranged`.  They include padding between rows.  An empty or
-    expanded tensor keeps its strides.  So does a one-dimensional tensor, except in the layout "apart"."""
+    """Returns the strides of a tensor in the layout `arranged`, with padding between rows.  Empty, expanded and
+    one-dimensional tensors keep their strides.  Only the layout "apart" changes a one-dimensional tensor."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
@@ -251,11 +251,11 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides with one far stride, or [] if no dimension fits.  `order` lists the dimensions by stride.
+    """Returns strides with one far (very large) stride, or [] if no dimension fits.  `order`: smallest stride first.
 
-    The far stride is near 2**31, or smaller in a long dimension.  It belongs to the outermost dimension with at least
-    three rows; with `inside`, to another dimension.  Longer strides are multiples of it, so that other dimensions can
-    be merged."""
+    The far stride is just below 2**31; a long dimension gets a smaller one.  It belongs to the outermost dimension with
+    at least three rows, if there is one; with `inside`, to another dimension.  Longer strides are multiples of it, so
+    that other dimensions can be merged."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -275,8 +275,10 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements as bytes, with shape `[n]`.  As bytes a NaN equals itself, and -0.0 differs from 0.0."""
-    dense = tensor.detach().contiguous()
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
+    dense_copy = tensor.detach().contiguous()
+    return dense_copy.as_strided((dense_copy.numel(),), (1,)).view(
+        torch.uint8
+    )  # a dimension of size 1 may have any stride
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

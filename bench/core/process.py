@@ -53,19 +53,19 @@ class ChildFailed(RuntimeError):
 
     @classmethod
     def late(cls, limit_s: float) -> ChildFailed:
-        error = cls(f"took longer than {limit_s:.0f} s, and was ended")
-        error.limit_s = limit_s
-        return error
+        child_failure = cls(f"took longer than {limit_s:.0f} s, and was ended")
+        child_failure.limit_s = limit_s
+        return child_failure
 
     @classmethod
     def died(cls, status: int, words: str) -> ChildFailed:
-        lines = [line.strip() for line in words.splitlines() if line.strip()]
-        file_line = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
-        last_line = lines[-1][-500:] + file_line if lines else "it said nothing"
-        error = cls()
-        error.status, error.words = status, words
-        error.args = (f"its process ended with {error.how}: {last_line}",)
-        return error
+        log_lines = [line.strip() for line in words.splitlines() if line.strip()]
+        file_line = next((f" ({line})" for line in reversed(log_lines) if line.startswith('File "')), "")
+        last_line = log_lines[-1][-500:] + file_line if log_lines else "it said nothing"
+        child_failure = cls()
+        child_failure.status, child_failure.words = status, words
+        child_failure.args = (f"its process ended with {child_failure.how}: {last_line}",)
+        return child_failure
 
     @property
     def how(self) -> str:
@@ -86,9 +86,9 @@ class Child:
     """One child process that answers requests.  Raises `ValueError` if its compile caches cannot be written to.
 
     The child gets this process's environment variables, changed by `environment`; None removes a variable.  When the
-    child is ended, its descendants are ended too.  The child leads its own session; with `own_session=False` it does
-    not, and Ctrl-C also ends the child.  Standard error goes to the file `log`, or is kept for `ChildFailed`.
-    `modules`, `tree`, `python`: arguments of `command_for`.
+    child is ended, its descendants are ended too.  The child leads its own session.  With `own_session=False` it stays
+    in this process's session, where Ctrl-C also ends it.  Standard error goes to the file `log`, or is kept for
+    `ChildFailed`.  `modules`, `tree`, `python`: arguments of `command_for`.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class Child:
             start_new_session=True,
         ) as process:
             try:
-                output, errors = process.communicate(timeout=timeout_s)
+                output, error_output = process.communicate(timeout=timeout_s)
             finally:
                 # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
                 kill_whole(process.pid)
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        return subprocess.CompletedProcess(command, process.returncode, output, error_output)
 
     def __enter__(self) -> Child:
         return self
@@ -215,8 +215,8 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(KILL_LIMIT_S)  # before `stop`, because a kill would change the status
         self._log.seek(self._log_start)
-        words = self._log.read().decode(errors="replace").strip()
-        raise ChildFailed.died(self.stop(), words[-2000:])
+        log_text = self._log.read().decode(errors="replace").strip()
+        raise ChildFailed.died(self.stop(), log_text[-2000:])
 
     def stop(self) -> int:
         """Ends the process and its descendants.  Returns the exit status.  Raises `ChildFailed` if it still runs."""

@@ -222,12 +222,12 @@ class Record:
     @classmethod
     def from_json(cls, line: str) -> Record:
         """Parses the record in `line`.  Raises `ValueError` if it is not a record, or has a newer major version."""
-        values = json.loads(line, parse_constant=_refused)
-        if isinstance(values, dict):
-            _check_version(str(values.get("schema_version")))
-            if "run_id" not in values:
+        field_values = json.loads(line, parse_constant=_refused)
+        if isinstance(field_values, dict):
+            _check_version(str(field_values.get("schema_version")))
+            if "run_id" not in field_values:
                 raise ValueError("run_id: expected a value, got none")
-        record = decoded(cls, values)
+        record = decoded(cls, field_values)
         error_maps = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
         errors = tuple({**error, **float_fields} for error, float_fields in zip(record.errors, error_maps, strict=True))
         return replace(record, errors=errors) if errors else record
@@ -241,8 +241,8 @@ _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 def _choices(hint: object) -> tuple[object, ...]:
     """Returns the allowed values of a `Literal`, with None for an optional `Literal`; empty for other types."""
     kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
-    values = get_args(kind) if get_origin(kind) is Literal else ()
-    return (*values, None) if values and kind is not hint else values
+    literal_values = get_args(kind) if get_origin(kind) is Literal else ()
+    return (*literal_values, None) if literal_values and kind is not hint else literal_values
 
 
 _CHOICES = {name: values for name, hint in get_type_hints(Record).items() if (values := _choices(hint))}
@@ -264,7 +264,7 @@ def _check_version(version: str) -> None:
 def unpack_samples(text: str) -> list[float]:
     """Decodes a text that `Record.packed` made.  Raises `ValueError` if `Record.packed` cannot have made `text`."""
     try:
-        values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
+        seconds: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
     except (ValueError, zlib.error) as error:
         raise ValueError(f"samples: expected base64 of zlib of float64 values, got {text[:20]!r}") from error
-    return values
+    return seconds

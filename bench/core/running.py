@@ -45,7 +45,7 @@ class Running(NamedTuple):
     def read(cls, path: Path) -> Running:
         """Reads the running kernels from the file `path`.  Returns an empty `Running` if there is no such file."""
         try:
-            values = json.loads(path.read_text())
-            return cls(tuple(values["kernels"]), float(values["began"]))
+            file_values = json.loads(path.read_text())
+            return cls(tuple(file_values["kernels"]), float(file_values["began"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return cls()

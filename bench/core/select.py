@@ -65,7 +65,8 @@ class Selection:
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
         """Returns the requested schemes (number formats) that the op has.  If none was requested, returns `default`, or
-        all schemes if `default` is None.  If the only selected op lacks `default`, returns this op's first scheme."""
+        all schemes if `default` is None.  If the op lacks `default` and no other op is selected, returns the op's first
+        scheme."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -75,8 +76,8 @@ class Selection:
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.  A name in
     `names` that ends in `.py` selects all kernels that this file registers.  Without `names`, selects all kernels of
-    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if a kernel's name needs an op.
-    """
+    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if only a kernel's name is given
+    and its op is not known."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
@@ -107,8 +108,8 @@ def source_of(kernel: Kernel) -> Path:
 
 def file_of(kernel: Kernel) -> Path | None:
     """Returns the source file of a kernel from outside this package, or None for a kernel of this package."""
-    path, tree = source_of(kernel), Path(registry.__file__).resolve().parent
-    return None if path.is_relative_to(tree) else path
+    path, package_folder = source_of(kernel), Path(registry.__file__).resolve().parent
+    return None if path.is_relative_to(package_folder) else path
 
 
 def pick_device(name: str | None) -> torch.device:

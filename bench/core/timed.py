@@ -33,9 +33,9 @@ def time_together(
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
     """Times the kernels in `ready` in turn.  Returns the samples, the errors of failed kernels, and the GPU's clocks.
 
-    The time budget is in seconds per kernel.  If a reading is noisy, all budgets may double, except in paired
-    measurements.  If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the others are timed
-    together."""
+    The time budget is in seconds per kernel.  If a reading is noisy, the timing may take twice this time.  With
+    `settings.paired` it does not.  If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the
+    others are timed together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
@@ -97,8 +97,8 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
     """Runs each kernel under a profiler on a GPU.  Returns each kernel's peak memory and device kernels, and the errors
     of failed kernels.
 
-    Call this function only after a case has been timed.  A profiler may slow all later launches of the process.  So
-    only the first case of a process is timed without this effect."""
+    Call this function only after a case has been timed, because a profiler may slow all later launches of the process.
+    Cases that the same process times later may have this effect."""
     fields_by_name: dict[str, dict[str, Any]] = {}
     failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":
@@ -118,20 +118,24 @@ class Unseen:
     """Gives the timed kernels float inputs that they have not seen, so that cached outputs are wrong.
 
     The first values come from a random seed.  Each call changes one row of each input.  So an output that was cached by
-    address, by shape or by some of the values is wrong.  Weights, tables, lengths and mutated arguments do not change.
-    Inputs with a shape that depends on the seed do not change.  Inputs with NaN (in unused pages of a cache) or
-    infinite values do not change either."""
+    address, by shape or by some of the values is wrong.  Weights, integer inputs (such as page tables and lengths) and
+    mutated arguments do not change.  Inputs with a shape that depends on the seed do not change.  Inputs with NaN (in
+    unused pages of a cache) or infinite values do not change either."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int
     ):
         self._copies = copies
         self._random = random.Random()
-        fresh = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
-        stay = kept_names(spec, fresh) | set(spec.mutates)
-        same_shapes = alike(copies[0], fresh)
-        values = {name: value for name, value in fresh.items() if same_shapes and name not in stay and _finite(value)}
-        del fresh  # before another set is made: its weights may take a large part of the memory
+        fresh_inputs = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
+        fixed_names = kept_names(spec, fresh_inputs) | set(spec.mutates)
+        same_shapes = alike(copies[0], fresh_inputs)
+        values = {
+            name: value
+            for name, value in fresh_inputs.items()
+            if same_shapes and name not in fixed_names and _finite(value)
+        }
+        del fresh_inputs  # before another set is made: its weights may take a large part of the memory
         original_inputs = spec.make_inputs(case, scheme, device, seed)
         self._values = {name: value for name, value in values.items() if _finite(original_inputs[name])}
         cloned_values = {name: value.clone() for name, value in self._values.items()}
@@ -143,20 +147,20 @@ class Unseen:
     def __call__(self) -> None:
         for name, values in self._values.items():
             values = values.view(torch.uint8) if values.dtype.itemsize == 1 else values  # torch cannot roll fp8
-            row = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
-            source = tuple(self._random.randrange(size or 1) for size in values.shape[:-1])
+            row_index = tuple(self._random.randrange(axis_size or 1) for axis_size in values.shape[:-1])
+            source_index = tuple(self._random.randrange(axis_size or 1) for axis_size in values.shape[:-1])
             if values.numel() > 1:
-                rolled_row = values[source].roll(self._random.randrange(1, values.shape[-1] + 1))
+                rolled_row = values[source_index].roll(self._random.randrange(1, values.shape[-1] + 1))
                 for inputs in (*self._copies, self._expected.inputs):
-                    inputs[name].data.view(values.dtype)[row] = rolled_row
+                    inputs[name].data.view(values.dtype)[row_index] = rolled_row
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
         """Returns a description of the error for each kernel that gave wrong outputs in its last timed calls."""
         faults = {}
         for kernel, input_rotation in timed.items():
             for _, outputs in input_rotation.outputs():
-                if fault := self._expected.faults(outputs, input_rotation.own_stream):
-                    faults[kernel] = fault + (": an input was changed while it was timed" if self._damaged() else "")
+                if message := self._expected.faults(outputs, input_rotation.own_stream):
+                    faults[kernel] = message + (": an input was changed while it was timed" if self._damaged() else "")
         return faults
 
     def _damaged(self) -> bool:

@@ -104,9 +104,10 @@ class Runner:
             raise Failed("UNSUPPORTED", BF16_REFUSAL)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Stores `inputs` as `name`, with their packed weight.  Returns whether the kernel packs a weight.
+        """Stores `inputs` and their packed weight under `name`.  Returns whether the kernel packs a weight.
 
-        If `packed_in` names stored inputs with the same weight, their packed weight is used again."""
+        `packed_in` is the name of stored inputs with the same weight.  If it is given, their packed weight is used
+        again."""
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
             return self._sets[name][1] is not None
@@ -166,7 +167,7 @@ class Runner:
             else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
             for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
         ]
-        free_names = {*self.free, *layout.in_place.values()}
+        writable_names = {*self.free, *layout.in_place.values()}
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded_inputs.items()}}
         if packed is not None and spec.prepared is not None:
             arguments[spec.prepared] = packed
@@ -185,7 +186,7 @@ class Runner:
                 kernel_result = self._called(arguments, layout.twice)
             if tampering_text := tampered(torch_threads):
                 raise Failed("INVALID", tampering_text)
-            read_only_inputs = {name: tensor for name, tensor in guarded_inputs.items() if name not in free_names}
+            read_only_inputs = {name: tensor for name, tensor in guarded_inputs.items() if name not in writable_names}
             with self._errors_of_the_kernel(inputs, can_refuse):
                 outputs = _collect(kernel_result, spec, device, packed, read_only_inputs, outs)
                 if layout.alone:
@@ -196,14 +197,14 @@ class Runner:
         if threading.active_count() > threads:
             _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, output_values))
         for name, tensor in guarded_inputs.items():
-            damage_text = tensor.damage(may_change=name in free_names or name in spec.mutates)
+            damage_text = tensor.damage(may_change=name in writable_names or name in spec.mutates)
             _raise(name, f"{damage_text}: in place on the input" if damage_text == "was changed" else damage_text)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result.  With `twice`, calls it twice, but an interpreted kernel once."""
+        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless it is interpreted."""
         accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted_arguments)
@@ -214,8 +215,8 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option, the status is UNSUPPORTED.  If it comes from the op's contract, the kernel
-        computed invalid values, because the inputs are valid."""
+        If a `ValueError` names an option, the status is UNSUPPORTED.  An error that `reference/contract.py` raises has
+        another status: the inputs are valid, so the kernel computed invalid values."""
         try:
             yield
         except Failed.errors() as error:
@@ -230,7 +231,8 @@ class Runner:
             raise Failed.of(error, "") from error
 
     def settle(self) -> None:
-        """Raises `Failed` if an output of the last call has changed after the call.  Then overwrites these outputs."""
+        """Raises `Failed` if an output of the last call has changed after the call.  Then overwrites the outputs with
+        poison, so that a kernel that returns an old output again fails."""
         outputs, output_values = self._last or ((), ())
         for name, output, old_value in zip(self.spec.outputs, outputs, output_values, strict=False):
             if not same_bits(output, old_value):
@@ -250,13 +252,14 @@ class Runner:
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """Returns a context manager.  `outside.Serving` answers each request inside this context."""
+        """Returns the context manager in which a worker process (`outside.Serving`) answers each request."""
         return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
     """Returns guarded copies of all input tensors, and adds new copies to `guards`.  If `guards` has a tensor with the
-    same name and shape, its memory is used again.  Small inputs with a changed layout share one storage per dtype."""
+    same name and shape, its memory is used again.  Small inputs with a changed layout share one storage per dtype, as
+    if one op had computed all of them."""
     for index, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
@@ -318,7 +321,8 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Waits for the GPU.  Unless `alone`, the stream then fills float inputs with NaN, pauses, and restores them."""
+    """Waits for the GPU.  Unless `alone`, the stream then fills float inputs with NaN, pauses, and restores them.  So a
+    kernel that does not wait for this stream reads NaN."""
     if device.type != "cuda":
         yield
         return

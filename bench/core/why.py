@@ -33,11 +33,11 @@ class Look:
     own_stream: bool
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
-        """Explains a wrong output, or returns "" if no cause is found.  `answers` are the earlier calls.  `before` says
-        whether the kernel was right on the same data before."""
+        """Explains a wrong output, or returns "" if no cause is found.  `answers` are the earlier calls, whose outputs
+        the kernel may have kept.  If `before` is true, an earlier call on the same data was right."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
-            grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
-            return f"with {grid}; with a grid for all SMs it is right"
+            grid_text = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
+            return f"with {grid_text}; with a grid for all SMs it is right"
         if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
             return "a call from another thread: it is right only in the thread of its first call"
         if several(self.device) and self._is_right(data, replace(layout, alone=True)):
@@ -67,7 +67,7 @@ class Look:
         return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Runs the kernel on `data` with `changed` inputs.  Returns whether the outputs are right, and the outputs."""
+        """Runs the kernel on `data` with the inputs in `changed` replaced.  Returns if it is right, and its outputs."""
         changed_data = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(changed_data.name, changed_data.inputs)
@@ -92,7 +92,8 @@ class Look:
         return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """Explains that `read` was cached, if it equals the outputs of an earlier call.  Else returns ""."""
+        """Explains a wrong output `read` that equals the output of an earlier call: the kernel kept it.  Else returns
+        ""."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -106,18 +107,19 @@ class Look:
             is_cached = bool(new_outputs) and not data.faults(new_outputs, self.own_stream)
             if is_cached or (new_outputs and (_same(new_outputs, read) or _same(self._run(data, layout), new_outputs))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
-            differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
-            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if new_outputs else ""
+            new_names = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
+            return f"the output is that on {label}, as if {', '.join(new_names)} had not changed" if new_outputs else ""
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors that fail only with rows at large offsets.  Returns "" if small offsets fail too."""
+        """Names the tensors with which the kernel fails only if their rows lie far apart, at offsets above 32 bits.
+        Returns "" if it also fails with near rows."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
         far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
             far_layouts = {" and ".join(layout.arranged): layout}
         far_layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
-        names = [name for name, near_but_one in sorted(far_layouts.items()) if not self._is_right(data, near_but_one)]
+        names = [name for name, far_layout in sorted(far_layouts.items()) if not self._is_right(data, far_layout)]
         if not names or not self._is_right(data, near_layout):
             return ""
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"

@@ -92,7 +92,8 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Returns the supported case with the most sizes that are not multiples of `TILE_SIZE`: the smallest of these."""
+    """Returns the supported case with the most sizes that are not multiples of `TILE_SIZE`.  Of several such cases,
+    returns the one with the fewest FLOPs."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -114,7 +115,8 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates a call.  `save` is a file for its outputs.  `reference` and `configs` are for user functions.
+    """Emulates a call.  `save` is a file for its outputs.  `reference` and `configs` are for a user's function without
+    a registered op.
 
     Raises `ValueError` if the worker process refuses the request or dies."""
     device = get_device(gpu)
@@ -163,11 +165,11 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     """Writes one record for each call to a file, and returns its path.  A record has bytes only if all CTAs ran."""
     writer, environment = RunWriter(folder), Environment.now()
-    for item in calls:
-        kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
-        traffic = traffic_of(item.answer)
-        has_run = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
-        is_compared = has_run and bool(item.answer["errors"])
+    for one_call in calls:
+        kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target
+        traffic = traffic_of(one_call.answer)
+        has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
+        is_compared = has_run and bool(one_call.answer["errors"])
         writer.write(
             replace(
                 environment.record(
@@ -176,16 +178,16 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                     target.case,
                     target.scheme.name,
                     writer.run_id,
-                    cast(Status, item.answer["status"]),
-                    item.answer["reason"],
+                    cast(Status, one_call.answer["status"]),
+                    one_call.answer["reason"],
                 ),
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
-                errors=tuple(item.answer.get("errors", ())),
-                traffic_bytes=traffic.bytes if has_run and item.answer["ran"] == item.answer["of"] else None,
-                traffic_basis="counted" if has_run and item.answer["ran"] == item.answer["of"] else None,
+                errors=tuple(one_call.answer.get("errors", ())),
+                traffic_bytes=traffic.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
             )
         )
     return writer.path

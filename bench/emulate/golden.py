@@ -72,10 +72,10 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
 
     A kernel with stored outputs does not run again; its entry in `golden.json` stays.  Returns all kernels' names."""
     names = []
-    index = folder / "golden.json"
-    entries: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
+    index_file = folder / "golden.json"
+    entries: dict[str, Any] = json.loads(index_file.read_text())["kernels"] if index_file.is_file() else {}
     environment = Environment.now(device.index or 0)
-    provenance = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
+    source_record = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
     selected_targets = targets() if chosen is None else list(chosen)
     for target in selected_targets:
         name = _name(target)
@@ -83,10 +83,11 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
             file_content = BytesIO()
             torch.save(outputs_of(target, device), file_content)
             write_whole(folder / f"{name}.pt", file_content.getvalue())
-            entries[name] = target.to_json() | provenance
+            entries[name] = target.to_json() | source_record
             # Written after each kernel, because a later kernel may end the process.
             write_whole(
-                index, json.dumps({"seed": SEED, "kernels": entries}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+                index_file,
+                json.dumps({"seed": SEED, "kernels": entries}, indent=1, sort_keys=True, allow_nan=False) + "\n",
             )
         names.append(name)
     return names
@@ -94,12 +95,12 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
 
 def compare(folder: Path) -> list[Difference]:
     """Emulates every kernel that has a golden file.  Raises `ValueError` if `folder` has no `golden.json`."""
-    index = folder / "golden.json"
-    if not index.is_file():
+    index_file = folder / "golden.json"
+    if not index_file.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
     differences = []
-    for name, entry in sorted(json.loads(index.read_text())["kernels"].items()):
-        target = KernelCase(entry["op"], entry["kernel"], Case(**entry["case"]), get_scheme(entry["scheme"]))
+    for name, record in sorted(json.loads(index_file.read_text())["kernels"].items()):
+        target = KernelCase(record["op"], record["kernel"], Case(**record["case"]), get_scheme(record["scheme"]))
         differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
     return differences
 

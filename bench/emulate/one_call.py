@@ -79,24 +79,24 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
             written_masks = [_written(output, launches.results) for output in tensors]
-            checked_elements = sum(int(mask.sum()) for mask in written_masks)
+            checked_elements = sum(int(written_mask.sum()) for written_mask in written_masks)
             tensors = tuple(
-                torch.where(mask, out, expected.to(out.dtype))
-                for mask, out, expected in zip(written_masks, tensors, expected_outputs, strict=True)
+                torch.where(written_mask, out, expected.to(out.dtype))
+                for written_mask, out, expected in zip(written_masks, tensors, expected_outputs, strict=True)
             )
         errors = spec.judge(tensors, expected_outputs, fresh_inputs, scheme)
     failure_texts = [error.describe() for error in errors if not error.passed]
     if checked_elements == 0:
         failure_texts.append("the CTAs that ran wrote nothing of the outputs")
     status = "INCORRECT" if failure_texts or races else "OK"
-    remark = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
+    note = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
     if errors and not launches.launched and sum(output.numel() for output in tensors):
-        status, remark = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
+        status, note = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
     elif errors and launches.ran == launches.of and not spec.mutates:
         stored = sum(result.bytes.hbm_write for result in launches.results)
         if stored < nbytes(*tensors):
-            remark = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
-    reason = "; ".join(failure_texts) or (f"race: {races[0]}" if races else remark)
+            note = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
+    reason = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
     return {
         "status": status,
         "reason": reason,

@@ -88,9 +88,9 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
     def instead(
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
-        values = [_argument(index, argument) for index, argument in enumerate(arguments)]
+        launch_values = [_argument(index, argument) for index, argument in enumerate(arguments)]
         launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
-        handle(launch, tuple(int(size) for size in grid), values)
+        handle(launch, tuple(int(size) for size in grid), launch_values)
 
     _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]
     try:

@@ -30,29 +30,29 @@ def run(
     arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
-    start_s, status, reason, result = time.perf_counter(), "OK", "", None
+    start_s, status, reason_text, result = time.perf_counter(), "OK", "", None
     with emulating(**options) as emulation_run:
         try:
             result = function(**arguments)
         except EmulationError as error:
-            status, reason = "RUNTIME_ERROR", str(error)
+            status, reason_text = "RUNTIME_ERROR", str(error)
         except TritonError as error:
             failure = Failed.of(error, "")
-            status, reason = failure.status, failure.reason
+            status, reason_text = failure.status, failure.reason
     if status == "OK" and not emulation_run.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
     if status == "OK" and emulation_run.races:
-        status, reason = "INCORRECT", emulation_run.races[0]
+        status, reason_text = "INCORRECT", emulation_run.races[0]
     if status == "OK" and reference is not None:
         fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
             expected = reference(**fp64_inputs)
         verdicts = FunctionOp.judge(result, expected)
         status = "OK" if all(verdict.passed for verdict in verdicts) else "INCORRECT"
-        reason = "; ".join(verdict.describe() for verdict in verdicts if status == "OK" or not verdict.passed)
+        reason_text = "; ".join(verdict.describe() for verdict in verdicts if status == "OK" or not verdict.passed)
     if status == "OK" and reference is None:
-        reason = "no fault and no race; no value was compared, for there is no --reference"
-    answer = {"status": status, "reason": reason, "seconds": time.perf_counter() - start_s}
+        reason_text = "no fault and no race; no value was compared, for there is no --reference"
+    answer = {"status": status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulation_run.launches]
     return answer | {"ran": emulation_run.ran, "of": emulation_run.of, "launches": launches}
 
@@ -60,10 +60,10 @@ def run(
 def answer(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `rooflab emulate` in the worker process.  Raises `ValueError` on an unknown name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
-    options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
-    options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
+    run_options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
+    run_options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
     reference = function_of(request["reference"]) if request["reference"] else None
-    return run(function, reference, inputs_of(request["case"], request["seed"]), **options)
+    return run(function, reference, inputs_of(request["case"], request["seed"]), **run_options)
 
 
 def _is_float(value: Any) -> bool:

@@ -131,5 +131,5 @@ def _number(value: Any, parameter: Parameter) -> bytes:
 
 def _shown(value: Any) -> str:
     """Returns a text for one value: a number or string is shown as it is, any other value by its type."""
-    line = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
-    return line if 0 < len(line) <= 80 and "\n" not in line else f"a value of type {type(value).__name__}"
+    text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
+    return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"

@@ -64,7 +64,7 @@ class Emulation(Launches):
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns the tensors that kernels may access through pointers that are stored in memory."""
+        """Returns tensors that kernels may reach without an argument: through a pointer that they read from memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
@@ -86,9 +86,9 @@ def emulating(
 
     Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
     An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
-    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` lists
-    tensors that kernels access by pointers, if these pointers were stored before the block.  If `ctas` is given, only
-    the first CTA, the last CTA and `ctas` other CTAs run.
+    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` is for
+    kernels that read pointers from memory: it lists the tensors of pointers that were stored before the block.  If
+    `ctas` is given, only the first CTA, the last CTA and `ctas` other CTAs run.
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
     names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
@@ -115,9 +115,9 @@ def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str
             yield matching_configs[0]
             return
         yield candidates[0]
-        end = time.monotonic() + configs
+        end_s = time.monotonic() + configs
         for config in candidates[1:]:
-            if time.monotonic() < end:
+            if time.monotonic() < end_s:
                 yield config
 
     return choose
@@ -128,6 +128,6 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     tail = users_part(trace.tb_next)
-    file = trace.tb_frame.f_code.co_filename
-    is_foreign = file.startswith(PACKAGE_FOLDER) or "/triton/" in file or "/torch/" in file
+    code_file = trace.tb_frame.f_code.co_filename
+    is_foreign = code_file.startswith(PACKAGE_FOLDER) or "/triton/" in code_file or "/torch/" in code_file
     return tail if is_foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

@@ -66,9 +66,9 @@ def emulate(
     if not isinstance(compiled.ptx, str):
         raise ValueError(f"ptx: expected a text, got a value of type {type(compiled.ptx).__name__}")
     program = load(compiled.ptx, compiled.name)
-    sizes = _grid(grid)
-    count = sizes[0] * sizes[1] * sizes[2]
-    if count > MAX_GRID_CTAS:
+    grid_sizes = _grid(grid)
+    cta_count = grid_sizes[0] * grid_sizes[1] * grid_sizes[2]
+    if cta_count > MAX_GRID_CTAS:
         raise ValueError(f"grid: expected at most {MAX_GRID_CTAS} CTAs, of which each takes memory, got {tuple(grid)}")
     checks = Checks() if checks is None else checks
     if not isinstance(checks, Checks):
@@ -80,13 +80,15 @@ def emulate(
         add_tensor(global_memory, tensor, "memory")
     for tensor in unwritten_tensors if checks.uninitialised else ():
         mark_unwritten(global_memory, tensor)
-    block, cluster = _sizes(program.kernel, compiled, sizes)
+    block, cluster = _sizes(program.kernel, compiled, grid_sizes)
     layout = _layout(program.kernel, global_memory)
     dyn_bytes = _dynamic_shared(compiled, layout)
-    run = Run(program, sizes, block, cluster, global_memory, params, layout, dyn_bytes, checks, seed, short_accumulator)
+    run = Run(
+        program, grid_sizes, block, cluster, global_memory, params, layout, dyn_bytes, checks, seed, short_accumulator
+    )
     run.stored = None if ctas is None else []
     ptx_text, name = compiled.ptx, program.kernel.name
-    execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(ptx_text, name))
+    execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
     return result_of(run, compiled.ptx)
 
 
@@ -102,7 +104,9 @@ def _chosen(ctas: Iterable[int], count: int) -> list[int]:
 
 def _grid(grid: Sequence[int]) -> SizeTriple:
     sizes = whole_numbers("grid", grid)
-    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= limit for size, limit in zip(sizes, MAX_GRID, strict=False)):
+    if not 1 <= len(sizes) <= 3 or any(
+        not 1 <= axis_size <= axis_limit for axis_size, axis_limit in zip(sizes, MAX_GRID, strict=False)
+    ):
         raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
     x, y, z = [*sizes, 1, 1][:3]
     return x, y, z

@@ -30,18 +30,18 @@ def _log(ptx: str) -> str:
     triton_spec = find_spec("triton")
     assert triton_spec is not None and triton_spec.origin is not None, "a requirement of this package"
     ptxas_path = Path(triton_spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    result = _assemble(ptxas_path, ptx)
-    version_match = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", result.stderr)
+    ptxas_run = _assemble(ptxas_path, ptx)
+    version_match = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", ptxas_run.stderr)
     if version_match is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
-        result = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
-    if result.returncode:
-        raise ValueError(f"ptx: ptxas refuses it: {result.stderr.strip()}")
-    return result.stderr
+        ptxas_run = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
+    if ptxas_run.returncode:
+        raise ValueError(f"ptx: ptxas refuses it: {ptxas_run.stderr.strip()}")
+    return ptxas_run.stderr
 
 
 def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [str(tool), "-v", "--gpu-name=sm_90a", str(source), "-o", f"{folder}/kernel.cubin"]
+        ptx_file = Path(folder, "kernel.ptx")
+        ptx_file.write_text(ptx)
+        command = [str(tool), "-v", "--gpu-name=sm_90a", str(ptx_file), "-o", f"{folder}/kernel.cubin"]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -19,7 +19,7 @@ from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, SizeTripl
 
 @dataclass(frozen=True)
 class Bytes:
-    """Counts the bytes that a launch moved.  Fields for HBM and sectors count 32 bytes for each accessed L2 sector."""
+    """Counts the bytes that a launch moved.  `hbm_*` and `*_sectors` count each accessed L2 sector as 32 bytes."""
 
     hbm_read: int = 0
     """Bytes of the sectors that were read at least once: the least that HBM must deliver, if L2 keeps everything."""
@@ -88,7 +88,7 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
     kernel, counter = run.program.kernel, run.counter
     counter_totals: Mapping[str, int] = counter.totals if counter is not None else {}
     executed_threads = _executed(run)
-    moved_bytes = {name: counter_totals.get(key, 0) for name, key in _COUNTER_BY_FIELD.items()}
+    moved_bytes = {name: counter_totals.get(counter_key, 0) for name, counter_key in _COUNTER_BY_FIELD.items()}
     allocations = run.memory.allocations
     read_sectors = sum(int(item.sectors_read.sum()) for item in allocations if item.sectors_read is not None)
     written_sectors = sum(int(item.sectors_written.sum()) for item in allocations if item.sectors_written is not None)
@@ -112,13 +112,13 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
 
 def _executed(run: Run) -> dict[int, int]:
     """Returns, for each instruction, the number of threads that executed it."""
-    threads: Tally[int] = Tally()
+    thread_counts: Tally[int] = Tally()
     if run.counter is not None:
         for (start, grain), thread_count in run.counter.blocks.items():
             block = run.program.block(start, grain)
             for instruction_index in range(block.start, block.end):
-                threads[instruction_index] += thread_count
-    return threads
+                thread_counts[instruction_index] += thread_count
+    return thread_counts
 
 
 def _by_opcode(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
@@ -135,16 +135,16 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
     def at(number: int) -> dict[str, int]:
         source_line = kernel.instructions[number].place
         # A line of an inlined function counts at its call in the kernel's own source.
-        key = ("", 0) if source_line is None else source_line.caller or (source_line.file, source_line.line)
-        return lines.setdefault(key, {})
+        line_key = ("", 0) if source_line is None else source_line.caller or (source_line.file, source_line.line)
+        return lines.setdefault(line_key, {})
 
     for number, thread_count in executed.items():
         line_counts = at(number)
         line_counts["threads"] = line_counts.get("threads", 0) + thread_count
     if run.counter is not None:
-        for (number, count_name), amount in run.counter.by_instruction.items():
+        for (number, count_name), line_amount in run.counter.by_instruction.items():
             line_counts = at(number)
-            line_counts[count_name] = line_counts.get(count_name, 0) + amount
+            line_counts[count_name] = line_counts.get(count_name, 0) + line_amount
     return dict(sorted(lines.items()))
 
 
@@ -196,18 +196,20 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
     }
     repairs = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
-    race_texts += [text for note_code, faults in faults_by_note.items() if note_code not in repairs for text in faults]
+    race_texts += [
+        text for note_code, fault_texts in faults_by_note.items() if note_code not in repairs for text in fault_texts
+    ]
     notes = [
         f"{text} (ptxas puts one there, note {note_code}, and the products no longer overlap)"
-        for note_code, faults in faults_by_note.items()
+        for note_code, fault_texts in faults_by_note.items()
         if note_code in repairs
-        for text in faults
+        for text in fault_texts
     ]
     return tuple(dict.fromkeys(race_texts)), tuple(dict.fromkeys([*rounding_notes, *notes]))
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Returns the races without repetitions: races of one kind at the same source lines, as in an unrolled loop."""
+    """Returns the first race of each kind at the same source lines.  An unrolled loop repeats such races."""
     first_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
         first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
@@ -215,7 +217,7 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory.  Gives the byte offset in the kernel's argument instead of an address."""
+    """Describes a race on global memory.  Replaces the address by the byte's position in an allocation, if in one."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

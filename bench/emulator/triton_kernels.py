@@ -31,7 +31,7 @@ Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
-    """Returns the `PtxLaunch` of a compiled kernel, the values of its PTX parameters, and the tensors of its maps.
+    """Binds a compiled kernel to `args`.  Returns its `PtxLaunch`, the PTX parameters' values, and its maps' tensors.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
     if the number of `args` differs from the signature."""
@@ -44,7 +44,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     if len(args) != len(signature):
         raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
-    names: list[str] = []
+    parameter_names: list[str] = []
     map_tensors: list[torch.Tensor] = []
     descriptor_metadata = iter(getattr(metadata, "tensordesc_meta", None) or ())
     for name, argument, argument_kind in zip(argument_names, args, signature, strict=True):
@@ -54,26 +54,26 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
                 map_tensors.append(value.base)
             else:
                 values.append(_float(value, kind) if isinstance(value, int | float) else _memory(name, value, kind))
-        names += [name] * (len(values) - len(names))
+        parameter_names += [name] * (len(values) - len(parameter_names))
     ctas = math.prod(map(int, grid))
-    for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
-        values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
+    for scratch_bytes in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
+        values.append(torch.zeros(ctas * scratch_bytes + SCRATCH_ALIGN, dtype=torch.uint8) if scratch_bytes else 0)
     entry_match = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
-    count = entry_match[1].count(".param ") if entry_match is not None else 0
+    parameter_count = entry_match[1].count(".param ") if entry_match is not None else 0
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
-    values = values[:count] if len(values) > count else values
-    names += ["scratch memory"] * (len(values) - len(names))
-    launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
+    values = values[:parameter_count] if len(values) > parameter_count else values
+    parameter_names += ["scratch memory"] * (len(values) - len(parameter_names))
+    launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(parameter_names))
     return launch, values, map_tensors
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """Returns the tensor of a pointer argument of type `kind`.  Unwraps a tensor that `triton.reinterpret` wrapped.
+    """Returns the tensor that a pointer argument of type `kind` points to.  Unwraps `triton.reinterpret`'s wrapper.
 
     Raises `ValueError` if the kernel was compiled for another dtype."""
     if isinstance(value, torch.Tensor):
-        names = DTYPES.get(value.dtype)
-        if names and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in names:
+        type_names = DTYPES.get(value.dtype)
+        if type_names and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in type_names:
             raise ValueError(
                 f"{name}: expected {kind}, for which the kernel was compiled, got a tensor of {value.dtype}"
             )
@@ -89,8 +89,8 @@ def _name(compiled: Any, key: Any) -> str:
 
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
     """Returns the grid in CTAs, as Triton's driver launches it.  A Triton program with `num_ctas` CTAs is a cluster."""
-    sizes = [*map(int, grid), 1, 1][:3]
-    return tuple(size * ctas for size, ctas in zip(sizes, _cluster(compiled.metadata), strict=True))
+    grid_sizes = [*map(int, grid), 1, 1][:3]
+    return tuple(size * ctas for size, ctas in zip(grid_sizes, _cluster(compiled.metadata), strict=True))
 
 
 def _cluster(metadata: Any) -> tuple[int, int, int]:
@@ -161,7 +161,7 @@ def emulating_triton(
         self._run = partial(_launched, self)
 
     def missing(self: Any, name: str) -> int:
-        """Returns a number that Triton knows of a loaded kernel: its registers, spilled words or maximum threads."""
+        """Computes a missing attribute of a kernel: its registers, spilled words or maximum threads."""
         if name not in ("n_regs", "n_spills", "n_max_threads"):
             raise AttributeError(name)
         usage_match = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)

@@ -38,8 +38,8 @@ MAX_GAP = 0.01
 
 def understood(model: str) -> list[dict[str, Any]]:
     """Returns a row for each fact read from a model's files.  Raises `ValueError` if the engine refuses the model."""
-    path = path_of(model)
-    checkpoint, tokenizer = open_checkpoint(path), Tokenizer(path)
+    model_path = path_of(model)
+    checkpoint, tokenizer = open_checkpoint(model_path), Tokenizer(model_path)
     ends_by_source = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
     end_ids = sorted(end_tokens(ends_by_source, checkpoint.architecture.vocab_size))
     rows = [*asdict(checkpoint.architecture).items()]
@@ -54,7 +54,7 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """Compares the engine with transformers.  Yields a row for the tokens of `TEXTS`, and a row for log-probabilities.
+    """Compares the engine with transformers.  Yields a row for the token ids of `TEXTS`, and one for log-probabilities.
 
     The log-probabilities are those of the likeliest next tokens of two prompts.  Raises `ValueError` if transformers
     cannot load the files."""
@@ -62,15 +62,15 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    path = path_of(model)
-    source = path.parent if path.is_file() else path
-    load_options = {"local_files_only": True} | ({"gguf_file": path.name} if path.is_file() else {})
-    tokenizer = Tokenizer(path)
+    model_path = path_of(model)
+    load_path = model_path.parent if model_path.is_file() else model_path
+    load_options = {"local_files_only": True} | ({"gguf_file": model_path.name} if model_path.is_file() else {})
+    tokenizer = Tokenizer(model_path)
     logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
-            hf_tokenizer = AutoTokenizer.from_pretrained(source, **load_options)
-            hf_model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **load_options).eval()
+            hf_tokenizer = AutoTokenizer.from_pretrained(load_path, **load_options)
+            hf_model = AutoModelForCausalLM.from_pretrained(load_path, dtype=torch.float32, **load_options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
     encodings = [(text, tokenizer.encode(text), hf_tokenizer(text)["input_ids"]) for text in TEXTS]

@@ -63,29 +63,32 @@ class EngineRun:
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt.  Calls `show` with each token when the engine delivers the token."""
     clock_fault, start_times = tampered(), run_times()
-    for event in llm.stream(prompt, params):
-        show(event)
-    output = event.output
+    for token_event in llm.stream(prompt, params):
+        show(token_event)
+    output = token_event.output
     assert output is not None, "the last event of a request carries its output"
     return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(start_times)), clock_fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
-    """Runs prompts that all arrive at once.  ITLs then always vary, so only waiting threads make the run NOISY."""
+    """Runs prompts that all arrive at once.  ITLs always vary in such a run.  So it is NOISY only if its threads had to
+    wait for a processor."""
     clock_fault, start_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
     return _run(outputs, why_noisy((), waiting_since(start_times)), clock_fault)
 
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:
-    summary = summarize([out.timeline for out in outputs], sum(len(out.prompt_token_ids) for out in outputs))
+    summary = summarize(
+        [answer.timeline for answer in outputs], sum(len(answer.prompt_token_ids) for answer in outputs)
+    )
     return EngineRun(outputs, summary, noise, fault or tampered() or "")
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
     """Runs a short request, so that no later TTFT contains allocation or, on a GPU, compilation."""
-    length = max(1, min(prompt_tokens, llm.max_model_len - 5))
-    token_ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
+    prompt_length = max(1, min(prompt_tokens, llm.max_model_len - 5))
+    token_ids = random.Random(0).choices(range(llm.arch.vocab_size), k=prompt_length)
     llm.generate([token_ids], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
@@ -108,10 +111,10 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
 
 def kernel_names(llm: LLM) -> dict[str, str]:
     """Returns the kernel of each op.  If an op uses several kernels, their names are joined by `+`."""
-    names: dict[str, dict[str, None]] = {}
-    for row in llm.ops.describe():
-        names.setdefault(row["op"], {})[row["kernel"]] = None
-    return {op: "+".join(kernels) for op, kernels in names.items()}
+    names_by_op: dict[str, dict[str, None]] = {}
+    for op_row in llm.ops.describe():
+        names_by_op.setdefault(op_row["op"], {})[op_row["kernel"]] = None
+    return {op: "+".join(kernels) for op, kernels in names_by_op.items()}
 
 
 def generate_one(

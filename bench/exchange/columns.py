@@ -29,13 +29,13 @@ ColumnByField = Mapping[str, tuple[str, float]]
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     """Returns one record per row; `places_of` explains `columns`.  Raises `ValueError` if a row lacks a cell."""
     csv_text, column_by_field = files.read_text(path), places_of(columns)
-    source = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
+    result_file = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
     rows = csv.DictReader(StringIO(csv_text))
     if missing_fields := [name for name in ("op", "kernel", "latency") if name not in column_by_field]:
         raise ValueError(f"column: expected one for {', '.join(missing_fields)}, got {', '.join(columns) or 'none'}")
     for row in rows:
-        _add(path, source, f"line {rows.line_num}", row, column_by_field)
-    return source.imported()
+        _add(path, result_file, f"line {rows.line_num}", row, column_by_field)
+    return result_file.imported()
 
 
 def places_of(columns: Sequence[str]) -> ColumnByField:
@@ -60,8 +60,10 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         cell = column[1:] if column.startswith("=") else row.get(column)
         parsed_number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
         if cell is None or None in row or (field in UNITS and parsed_number is None):
-            expected = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
-            raise ValueError(f"{path.name}, {where}: expected {expected}, got {cell!r} in {', '.join(map(str, row))}")
+            expected_text = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
+            raise ValueError(
+                f"{path.name}, {where}: expected {expected_text}, got {cell!r} in {', '.join(map(str, row))}"
+            )
         cells[field] = cell if parsed_number is None else parsed_number * unit_factor
     params = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
     case = files.make_case(params)

@@ -32,21 +32,21 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
     A reader is an entry point of the group `rooflab.readers`: a function that takes paths and returns an `Imported`."""
-    plugins = {entry_point.name: entry_point for entry_point in entry_points(group="rooflab.readers")}
-    if tool not in (*FORMATS, *plugins):
-        raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
+    reader_plugins = {entry_point.name: entry_point for entry_point in entry_points(group="rooflab.readers")}
+    if tool not in (*FORMATS, *reader_plugins):
+        raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *reader_plugins))} or published, got {tool!r}")
     if columns and tool != "csv":
         raise ValueError(f"column: expected none with {tool}, got {columns[0]!r}")
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool in FORMATS:
         return sum((FORMATS[tool](path, columns) for path in paths), Imported())
-    imported: Imported = plugins[tool].load()(paths)
+    imported: Imported = reader_plugins[tool].load()(paths)
     return imported
 
 
 def summary(imported: Imported) -> dict[str, Any]:
-    """Returns the definitions, rows and skipped results of an import as JSON values."""
+    """Returns an import as JSON values: the definitions of a data set, the records as rows, and the skipped parts."""
     skipped = [asdict(skipped_part) for skipped_part in imported.skipped]
     rows = [bench_row(record) for record in imported.records]
     return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}

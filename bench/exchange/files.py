@@ -33,7 +33,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """Holds the records from files, the skipped parts of these files, and the definitions of a data set."""
+    """Holds the records from files, the files' skipped parts, and a data set's definitions (what kernels compute)."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -58,7 +58,7 @@ class ResultFile:
     skipped: list[Skipped] = field(default_factory=list)
 
     def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
-        """Returns the records and the skipped parts of the file, with `definitions` of a data set."""
+        """Returns the records and the skipped parts of the file.  `definitions` are those of the data set, if any."""
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
@@ -133,12 +133,12 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
     `hardware` is the machine's name in the file.  `gpu` is the name of its GPU, or None.  The machine key begins with
     `imported-`.  So an imported result is never mistaken for a result that Rooflab measured itself.
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
+    hardware_slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     key_parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
     record_fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
     gpu_details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
     return {
-        "machine_key": f"imported-{slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
+        "machine_key": f"imported-{hardware_slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
         **{name: values.pop(name, None) for name in record_fields},
         "matmul_precision": None,
         "gpu": gpu_details,

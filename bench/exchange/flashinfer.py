@@ -97,27 +97,31 @@ class Definition:
     def eps(self) -> float | None:
         """Returns the epsilon that the definition's code assigns, or None if it does not assign exactly one number."""
         try:
-            tree = ast.parse(self.reference)
+            syntax_tree = ast.parse(self.reference)
         except SyntaxError as error:
             raise ValueError(f"reference, line {error.lineno}: not Python: {error.msg}") from error
         epsilons = {
-            float(node.value.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, int | float)
-            and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILON_NAMES
+            float(syntax_node.value.value)
+            for syntax_node in ast.walk(syntax_tree)
+            if isinstance(syntax_node, ast.Assign)
+            and isinstance(syntax_node.value, ast.Constant)
+            and isinstance(syntax_node.value.value, int | float)
+            and {target.id.lower() for target in syntax_node.targets if isinstance(target, ast.Name)} & EPSILON_NAMES
         }
         return epsilons.pop() if len(epsilons) == 1 else None
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Returns the Rooflab op that computes the definition, and an empty text.  Without one: None and the reason."""
-        inputs_by_op = {op: inputs for op, (prefixes, inputs) in OPS.items() if self.op_type.startswith(prefixes)}
-        names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
+        """Returns `(op, "")` for the Rooflab op that computes the definition, or `(None, reason)` if there is none."""
+        inputs_by_op = {
+            op: inputs for op, (type_prefixes, inputs) in OPS.items() if self.op_type.startswith(type_prefixes)
+        }
+        input_names = {
+            "hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs
+        }
         if not inputs_by_op:
             return None, f"no op here computes {self.op_type!r}"
-        fitting_ops = [op for op, inputs in inputs_by_op.items() if inputs <= names <= inputs | OPTIONAL_INPUTS]
+        fitting_ops = [op for op, inputs in inputs_by_op.items() if inputs <= input_names <= inputs | OPTIONAL_INPUTS]
         if not fitting_ops:
             expected_inputs = " or ".join(", ".join(sorted(inputs)) for inputs in inputs_by_op.values())
             return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected_inputs}"
@@ -144,11 +148,11 @@ class Definition:
     @property
     def scheme(self) -> str | None:
         """Returns Rooflab's name of the definition's float dtype.  Returns None for several or an unknown dtype."""
-        names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
-        return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
+        name_by_dtype = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
+        return name_by_dtype.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns a call's case (names and values).  Gemms and norms give sizes; others give their name and `axes`."""
+        """Returns a call's case: the sizes of a gemm or a norm, else the definition's name and the sizes `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -157,9 +161,9 @@ class Definition:
             layout, n = ("NT", b[0]) if k == b[1] else ("NN", b[1])
             return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
-            rows, hidden = next(shape for shape in shapes.values() if len(shape) == 2)
+            rows_axis, hidden_axis = next(shape for shape in shapes.values() if len(shape) == 2)
             offset = {"weight_offset": 1.0} if "gemma" in self.name else {}  # Gemma's norm adds one to the weight
-            return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps, **offset)
+            return Case(T=sizes[rows_axis], H=sizes[hidden_axis], eps=self.eps, **offset)
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
@@ -229,15 +233,17 @@ def read_dataset(root: Path) -> files.Imported:
                 trace = decoded(FlashInferTrace, files.parse_json(line, location), location)
                 newest, content = max(newest, files.when(trace.evaluation.timestamp, location)), f"{content}{line}\n"
                 traces.append((location, trace))
-    source = files.ResultFile(TOOL, newest, content, {})
+    result_file = files.ResultFile(TOOL, newest, content, {})
     usable_traces: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
     for location, trace in traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
-            source.skip(location, f"no definition called {trace.definition!r} is there")
-        elif zeros := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
-            source.skip(location, f"its workload has no {', '.join(zeros)}")
+            result_file.skip(location, f"no definition called {trace.definition!r} is there")
+        elif zero_axes := [
+            name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0
+        ]:
+            result_file.skip(location, f"its workload has no {', '.join(zero_axes)}")
         else:
             case = definition.case(axes)
             usable_traces.append((location, trace, definition, case))
@@ -246,9 +252,9 @@ def read_dataset(root: Path) -> files.Imported:
         uuid = trace.workload.uuid
         has_variants = len(workloads[definition.op[0], case.id]) > 1
         full_case = case.but(**files.make_case({"workload": uuid})) if has_variants else case
-        _add(trace, definition, full_case, source, f"{location}, evaluation")
+        _add(trace, definition, full_case, result_file, f"{location}, evaluation")
     trace_counts = Counter(trace.definition for _, trace in traces)
-    return source.imported([each.row(trace_counts[each.name]) for each in definitions.values()])
+    return result_file.imported([each.row(trace_counts[each.name]) for each in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:

@@ -41,7 +41,7 @@ _MAX_SHARE_BELOW = 0.02
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds a table of published times that was read, but is not yet written."""
+    """Holds the rows that are placed in one table of published times, before the table is written."""
 
     table: Table
     rows: pd.DataFrame
@@ -76,7 +76,8 @@ class Published:
 
 
 def read_published(paths: Sequence[Path]) -> Published:
-    """Reads tables from wheels or folders of aiconfigurator-core, files described in `sources/`, or TOML descriptions.
+    """Reads tables of published times.  A path is a wheel or folder of aiconfigurator-core, a file that a description
+    in `sources/` fits, or a TOML description.
 
     For a TOML description, reads the data files in its folder.  Raises `ValueError` if there is no path, on any other
     file, on a file that cannot be read, on a missing column, and on impossible times."""
@@ -129,7 +130,9 @@ def _matches(name: str, pattern: str) -> bool:
     brace_match = re.search(r"\{([^}]*)\}", pattern)
     if brace_match is None:
         return fnmatch(name, pattern)
-    return any(_matches(name, pattern.replace(brace_match[0], option)) for option in brace_match[1].split(","))
+    return any(
+        _matches(name, pattern.replace(brace_match[0], brace_option)) for brace_option in brace_match[1].split(",")
+    )
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
@@ -233,9 +236,13 @@ def _placed(
         for name_key, default_column in (("device", "device"), ("kernel", "kernel_source"))
     ]
     for (device, kernel), rows in values.groupby(names, sort=True, dropna=False):
-        entry = _table(description, table, name, str(device), str(kernel))
-        matches = {entry.framework, f"{entry.framework}:{entry.kernel}", entry.kernel} & set(table.get("selected", ()))
-        yield replace(_checked(entry, rows, list(columns), description["unit"]), selected=bool(matches))
+        placed_entry = _table(description, table, name, str(device), str(kernel))
+        selected_names = {
+            placed_entry.framework,
+            f"{placed_entry.framework}:{placed_entry.kernel}",
+            placed_entry.kernel,
+        } & set(table.get("selected", ()))
+        yield replace(_checked(placed_entry, rows, list(columns), description["unit"]), selected=bool(selected_names))
 
 
 def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:
@@ -244,11 +251,11 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
         raise ValueError(f"{name}: expected a GPU that roofline/device.py knows, got {device!r}")
     path_parts = PurePosixPath(name).parts
     framework, version = path_parts[-3:-1] if len(path_parts) > 3 else (description["name"], description["version"])
-    slug = re.sub(
+    file_slug = re.sub(
         r"[^a-z0-9.]+", "-", f"{gpu.name}.{table['op']}.{table['scheme']}.{framework}-{version}.{kernel}".lower()
     )
     return Table(
-        file=f"{slug}.csv.xz",
+        file=f"{file_slug}.csv.xz",
         gpu=gpu.name,
         device=device,
         op=table["op"],
@@ -296,10 +303,12 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 def selected(published: Published) -> list[Placed]:
     """Returns the tables that the descriptions select.  Of each library, keeps only the newest version."""
     newest_versions: dict[tuple[str, ...], Version] = {}
-    candidates = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
-    for library, version, _ in candidates:
+    versioned_tables = [
+        (_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected
+    ]
+    for library, version, _ in versioned_tables:
         newest_versions[library] = max(version, newest_versions.get(library, version))
-    return [each for library, version, each in candidates if version == newest_versions[library]]
+    return [each for library, version, each in versioned_tables if version == newest_versions[library]]
 
 
 def _library(table: Table) -> tuple[str, ...]:
@@ -313,8 +322,8 @@ def write_published(placed: Sequence[Placed], folder: Path = TABLES_FOLDER) -> P
         raise ValueError("published: two tables have the same device, op, scheme, library and kernel")
     for name, content in files.items():
         write_whole(folder / name, content)
-    entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
-    return write_whole(folder / INDEX_FILE, json.dumps({"tables": entries}, indent=1, allow_nan=False) + "\n")
+    index_entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
+    return write_whole(folder / INDEX_FILE, json.dumps({"tables": index_entries}, indent=1, allow_nan=False) + "\n")
 
 
 def _packed(placed: Placed) -> bytes:

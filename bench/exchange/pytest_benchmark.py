@@ -92,23 +92,25 @@ def read_pytest_benchmark(path: Path) -> Imported:
     text = read_text(path)
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
     file_environment = _environment(file, path.name)
-    source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, file_environment)
+    result_file = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, file_environment)
     for benchmark_index, benchmark in enumerate(file.benchmarks):
         location = f"{path.name}, benchmarks[{benchmark_index}]"
         if not benchmark.stats:
-            source.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
+            result_file.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
         extra_info = benchmark.extra_info or {}
         our_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{location}.extra_info.{OURS}")
         case, identity_fields = _what(benchmark, extra_info, our_fields)
-        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, location, source)
+        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, location, result_file)
         values = _commit(file.commit_info or {}) | identity_fields | time_fields
         values = _rooflined(values, latency_ms, extra_info, f"{location}.extra_info")
         if not our_fields:
-            names = {key: getattr(benchmark, key) for key in NAMES}
-            values["environment"] = file_environment | {"imported": file_environment["imported"] | {"benchmark": names}}
-        source.add(location, case, latency_ms, values)
-    return source.imported()
+            original_names = {key: getattr(benchmark, key) for key in NAMES}
+            values["environment"] = file_environment | {
+                "imported": file_environment["imported"] | {"benchmark": original_names}
+            }
+        result_file.add(location, case, latency_ms, values)
+    return result_file.imported()
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
@@ -156,8 +158,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of the parameters and the id of a test.  Leaves out an id that only joins the values by `-`, if the
-    case's text can be parsed.  Otherwise keeps the id: objects and other parameters without text differ only in it."""
+    """Makes a case of a test's parameters.  Adds the test's id, unless the id is only the values joined by `-` and the
+    case's text can be parsed.  Tests with objects as parameters differ only in the id."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
@@ -170,16 +172,17 @@ def _case(params: object, test_id: str) -> Case:
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """Returns the latency (None if a sample is not a possible time), and the fields for status, samples and statistics.
+    """Returns the latency in ms, and the fields for status, samples and statistics.
 
-    Values from our exporter are used unchanged; the statistics of pytest-benchmark are in seconds."""
+    If a sample is not a possible time, the status is INVALID, and a possible latency becomes None.  Latencies that our
+    exporter wrote are used unchanged.  pytest-benchmark's statistics stay in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")
     samples, exact_values = times.data or (), {name: ours[name] for name in LATENCY_NAMES if ours.get(name) is not None}
     median_ms = exact_values.get("latency_median_ms", times.median * 1e3)
-    names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
-    statistics = {record_name: stats[name] for record_name, name in names.items() if stats.get(name) is not None}
+    stat_names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
+    statistics = {record_name: stats[name] for record_name, name in stat_names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original_timer}" if original_timer else f"imported: {TOOL}",
         "metrics": source.finite(statistics, place),
@@ -201,8 +204,8 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Adds roofline fields to `values`: the cost that the test passed to the fixture `kernel_benchmark`, FLOP/s and
-    bytes/s, and the bound with its ceilings."""
+    """Adds roofline fields to `values`: FLOP/s, bytes/s, the bound and its ceilings.  The test gave the cost (FLOPs and
+    bytes) to the fixture `kernel_benchmark`."""
     cost = extra.get("cost")
     if not cost:
         return values
@@ -210,13 +213,13 @@ def _rooflined(
         values["metrics"] |= cost_metrics(cost)
         if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
-        seconds, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
+        latency_s, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
         fields: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
-        fields |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
+        fields |= {"flops_per_s": flops / latency_s, "bytes_per_s": moved / latency_s}
         if "ceilings" in extra:
             bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
             fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
-            fields["bound_fraction"] = None if ceilings.noise else bound_s / seconds
+            fields["bound_fraction"] = None if ceilings.noise else bound_s / latency_s
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
     return values | fields
@@ -240,8 +243,10 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in other_runs]
     machine_names = dict.fromkeys(machine_of(record) for record in timed_records)
     if len(machine_names) != 1:
-        names = ", ".join(machine_names) or "none"
-        raise ValueError(f"machine: expected records of one, with samples, got {names}; choose by --machine or file")
+        machines_text = ", ".join(machine_names) or "none"
+        raise ValueError(
+            f"machine: expected records of one, with samples, got {machines_text}; choose by --machine or file"
+        )
     newest_record = max(written_records, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest_record.environment),

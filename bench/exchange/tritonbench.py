@@ -111,8 +111,8 @@ def _case(text: str) -> Case:
     except (ValueError, SyntaxError):
         value = text
     values = value if isinstance(value, tuple) else (value,)
-    names = ["x"] if len(values) == 1 else [f"x{index}" for index in range(len(values))]
-    return files.make_case(dict(zip(names, values, strict=True)))
+    input_names = ["x"] if len(values) == 1 else [f"x{index}" for index in range(len(values))]
+    return files.make_case(dict(zip(input_names, values, strict=True)))
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
@@ -142,10 +142,10 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
     """Returns the status and its reason.  tritonbench writes an error message in place of the first metric."""
-    message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
-    if message:
-        out_of_memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)
-        return ("OUT_OF_MEMORY" if out_of_memory else "RUNTIME_ERROR"), " ".join(message.split())
+    error_text = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
+    if error_text:
+        out_of_memory = re.search(r"out of memory|\bOOM\b", error_text, re.IGNORECASE)
+        return ("OUT_OF_MEMORY" if out_of_memory else "RUNTIME_ERROR"), " ".join(error_text.split())
     if metrics.get("accuracy") == 0.0:
         return "INCORRECT", "tritonbench found its result to differ from the baseline's"
     return "OK", ""

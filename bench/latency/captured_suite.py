@@ -78,7 +78,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def model(self) -> Tally:
-        """Returns the tally of the calls inside modules.  Without such calls, returns the tally of all other calls."""
+        """Returns the tally of the model's calls: those inside modules or, without such calls, all other calls."""
         return self.inside if self.inside.total_s else self.outside
 
     @property
@@ -100,8 +100,8 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Reads the times of all calls so far, and adds them to the tallies."""
-        for tally, key, start, end in self._spans:
-            seconds = seconds_between(start, end)
+        for tally, key, start_mark, end_mark in self._spans:
+            seconds = seconds_between(start_mark, end_mark)
             tally.total_s += seconds
             if key is not None:
                 tally.seconds[key] += seconds
@@ -155,7 +155,7 @@ def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:
 
 
 def _product(operator: Any, args: Sequence[Any]) -> Key | None:
-    a, b = (args[index] for index in _OPERANDS[operator])
+    a, b = (args[operand_index] for operand_index in _OPERANDS[operator])
     b = b.mT if operator is _ATEN.linear else b
     if b.ndim == 3 and b.shape[0] == 1:
         b = b[0]
@@ -187,7 +187,9 @@ def capturing() -> Iterator[Captured]:
         captured.depth += 1
         if captured.module or not args or not isinstance(args[0], torch.Tensor):
             return
-        key_function = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
+        key_function = next(
+            (key for name_suffix, key in _MODULES.items() if type(module).__name__.endswith(name_suffix)), None
+        )
         if key_function is not None and (key := key_function(module, args)) is not None:
             captured.module = module, key, clock_of(args[0].is_cuda)()
 
@@ -212,9 +214,9 @@ def _norm(module: Any, args: Sequence[Any]) -> Key | None:
     x = args[0]
     eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
     has_residual = len(args) > 1 and isinstance(args[1], torch.Tensor)
-    width = x.shape[-1]
+    row_width = x.shape[-1]
     op = "fused_add_rmsnorm" if has_residual else "rmsnorm"
-    return _key(op, x.dtype, T=x.numel() // width, H=width, eps=float(eps))
+    return _key(op, x.dtype, T=x.numel() // row_width, H=row_width, eps=float(eps))
 
 
 def _gated(module: Any, args: Sequence[Any]) -> Key | None:

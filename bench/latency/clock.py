@@ -56,10 +56,10 @@ class ClockSettings:
         used_bytes = weight_bytes(model.arch, model.weight_dtype, model.gpus)
         used_bytes += activation_bytes(model.arch, tokens, self.max_num_seqs, model.weight_dtype, model.gpus)
         page_bytes = self.block_size * kv_bytes_per_token(model.arch, model.kv_dtype, model.gpus)
-        pages = int((MEMORY_FRACTION * model.device.hbm_bytes - used_bytes) / page_bytes)
-        if pages < 1:
+        page_count = int((MEMORY_FRACTION * model.device.hbm_bytes - used_bytes) / page_bytes)
+        if page_count < 1:
             raise ValueError(f"gpus: expected room for the weights of {model.arch.name}, got {model.gpus}")
-        return replace(self, num_kv_blocks=pages)
+        return replace(self, num_kv_blocks=page_count)
 
 
 class _Runner:
@@ -76,18 +76,18 @@ class _Runner:
         self.batch.rows.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        rows = self.batch.rows
+        batch_rows = self.batch.rows
         if sequence.row >= 0:
-            rows[sequence.row] = rows[-1]
-            rows[sequence.row].row = sequence.row
-            rows.pop()
+            batch_rows[sequence.row] = batch_rows[-1]
+            batch_rows[sequence.row].row = sequence.row
+            batch_rows.pop()
             sequence.row = -1
 
     def run(self, step: Step) -> SimpleNamespace | None:
         sequences = [*self.batch.rows, *step.ending]
-        keys = sum(len(sequence.token_ids) for sequence in self.batch.rows)
+        key_count = sum(len(sequence.token_ids) for sequence in self.batch.rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), keys, chunks, len(sequences)))
+        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), key_count, chunks, len(sequences)))
         tokens = [0] * len(sequences)  # nothing is computed, so each token is 0
         return SimpleNamespace(sequences=sequences, read_at_once=False, tokens=lambda: tokens) if sequences else None
 
@@ -105,16 +105,16 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
     is_closed_loop = plan.arrivals is None
-    offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if is_closed_loop else plan.offsets()
-    prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if is_closed_loop else len(offsets)))
-    blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
+    arrival_offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if is_closed_loop else plan.offsets()
+    prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if is_closed_loop else len(arrival_offsets)))
+    block_manager = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
     scheduler = Scheduler(
-        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
+        block_manager, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
     )
     runner = _Runner(model)
     engine_core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
-    due_times, now_s = deque(offsets), 0.0
+    due_times, now_s = deque(arrival_offsets), 0.0
     arrivals, token_times = list[float](), [list[float]() for _ in prompts]
     while due_times or engine_core.has_work:
         while due_times and due_times[0] <= now_s:
@@ -154,9 +154,9 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
     """Compares two traces.  Returns, per metric, both values and the difference in percent of the measured value."""
-    names = [f"{latency_kind}_{q}_ms" for latency_kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
+    metric_names = [f"{latency_kind}_{q}_ms" for latency_kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
     ours, measured_summary, rows = summarize(simulated), summarize(measured), []
-    for name in (*names, "output_tokens_per_s"):
+    for name in (*metric_names, "output_tokens_per_s"):
         if name in ours and name in measured_summary:
             error = 100 * (ours[name] / measured_summary[name] - 1) if measured_summary[name] else None
             rows.append({"figure": name, "simulated": ours[name], "measured": measured_summary[name], "off_%": error})

@@ -18,14 +18,14 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
     signature = inspect.Signature(get_op(op).parameters)
     if "b" in signature.parameters:
         a, _, *other_args = arguments
-        columns = result.shape[-1] * (2 if op == FUSED_OP else 1)
-        weight = torch.empty((columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
+        weight_columns = result.shape[-1] * (2 if op == FUSED_OP else 1)
+        weight = torch.empty((weight_columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
         if op == "gemm_w8a16":
-            scale = torch.empty(columns, dtype=torch.float32, device="meta")
+            scale = torch.empty(weight_columns, dtype=torch.float32, device="meta")
             arguments = a, weight.to(torch.int8), scale, *other_args
         elif op == "gemm_w4a16":
-            codes = torch.empty(columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
-            scale = torch.empty(columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
+            codes = torch.empty(weight_columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
+            scale = torch.empty(weight_columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
             arguments = a, codes, scale, None, *other_args
         else:
             arguments = a, weight, *other_args

@@ -23,9 +23,9 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
     case |= {"context": ledger.context, "of": ledger.device}
     case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
-    timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
+    timer_name = "perf_counter" if ledger.device == "cpu" else "CUDA events"
     writer = RunWriter(folder)
-    record_fields = {"case": case, "metrics": ledger.metrics(), "timer": timer if basis == "measured" else None}
+    record_fields = {"case": case, "metrics": ledger.metrics(), "timer": timer_name if basis == "measured" else None}
     writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **record_fields))
     return writer.path
 
@@ -55,9 +55,9 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
         for column, value in row.items()
         if column != study.x and isinstance(value, int | float)
     }
-    noise = study.number if study.verdict == "NOISY" else ""
+    noise_reason = study.number if study.verdict == "NOISY" else ""
     record_fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}
-    return _record(run_id, noise, f"study {study.name}", "measured", **record_fields)
+    return _record(run_id, noise_reason, f"study {study.name}", "measured", **record_fields)
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:

@@ -244,7 +244,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
 
 
 def chosen(llm: LLM, kind: StepKind, batch: int, context: int) -> dict[str, Kernel]:
-    """Returns the engine's kernel for each op of a step.  In decode, `paged_attention` has one query per sequence."""
+    """Returns the engine's kernel for each op of a step.  In decode, `paged_attention` has the decode kernel."""
     size_bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == size_bucket}
     if kind == "decode":
@@ -282,9 +282,9 @@ def clock_of(on_gpu: bool) -> Callable[[], TimeMark]:
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    cuda_event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    cuda_event.record()
+    return cuda_event
 
 
 def seconds_between(begin: TimeMark, end: TimeMark) -> float:
@@ -318,9 +318,9 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
         assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
 
     try:
-        for count, length, later_tokens in _joining(llm, batch, context) if kind == "decode" else ():
+        for prompt_count, length, later_tokens in _joining(llm, batch, context) if kind == "decode" else ():
             params = SamplingParams(max_tokens=steps + 2 + later_tokens, ignore_eos=True)
-            request_ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, count, length)]
+            request_ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, prompt_count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
         yield decode if kind == "decode" else prefill
@@ -330,22 +330,22 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Plans the prefills before a decode step of `batch` sequences.  Returns groups of prompts in the order of their
-    start.  A group is `(prompts, tokens of each prompt, tokens that each sequence decodes during the prefills of later
-    groups)`.  In the end, all sequences have `context` tokens.
+    """Plans how `batch` prompts are prefilled, so that all sequences then decode together with `context` tokens each.
 
+    Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`.  `length` is
+    the tokens of a prompt.  `later_tokens` is what each of its sequences decodes while later groups are prefilled.
     Raises `ValueError` if the context is too short for these groups."""
     scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while remaining_prompts:
-        length = context - 1 - later_tokens
-        if length < 1:
+        prompt_length = context - 1 - later_tokens
+        if prompt_length < 1:
             raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
         free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        count = min(remaining_prompts, max(1, free_tokens // length))
-        remaining_prompts -= count
-        groups.append((count, length, later_tokens))
+        prompt_count = min(remaining_prompts, max(1, free_tokens // prompt_length))
+        remaining_prompts -= prompt_count
+        groups.append((prompt_count, prompt_length, later_tokens))
         free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        later_tokens += math.ceil(count * length / free_tokens)
+        later_tokens += math.ceil(prompt_count * prompt_length / free_tokens)
     return groups[::-1]
 
 

@@ -57,6 +57,6 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     for study in studies:
         lines += ["", f"## {study.name}", "", f"**{study.claim}** ({study.source}).", ""]
         lines += [f"{study.verdict.capitalize()}: {study.number}. {study.about}.", "", f"![]({study.name}.png)", "", ""]
-        cells = [[f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in study.rows]
-        lines += markdown_table(tuple(study.rows[0]), cells)
+        table_cells = [[f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in study.rows]
+        lines += markdown_table(tuple(study.rows[0]), table_cells)
     return write_whole(folder / "README.md", "\n".join(lines) + "\n")

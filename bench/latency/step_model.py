@@ -52,13 +52,13 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x` between two grid points.  `most` replaces a grid point above it."""
+    """Interpolates `function` linearly at `x` between two grid points.  Grid points above `most` count as `most`."""
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
-    low, high = (min(_GRID_POINTS[grid_index], most) for grid_index in (index - (_GRID_POINTS[index] > x), index))
-    low_value = function(low)
-    return low_value if low == high else low_value + (function(high) - low_value) * (x - low) / (high - low)
+    low_x, high_x = (min(_GRID_POINTS[grid_index], most) for grid_index in (index - (_GRID_POINTS[index] > x), index))
+    low_value = function(low_x)
+    return low_value if low_x == high_x else low_value + (function(high_x) - low_value) * (x - low_x) / (high_x - low_x)
 
 
 _ATTENTION_SITES = ("attention", "kv_cache_write")
@@ -73,12 +73,13 @@ _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_at
 class KernelTimes:
     """Models a step's time as the sum of its kernels' times and the host's time.
 
-    A kernel's time is published (`roofline/step_times.py`) or a bound.  Between the points of a grid, times are linear.
-    The times of the output head and of sampling depend on the number of sampled tokens.  Attention in decode depends on
-    the number of sequences and their mean context.  Attention of a prompt's chunk takes the time up to the chunk's end,
-    minus the time up to its start.  All other ops depend on the number of tokens.  Beyond the longest published
-    context, attention takes its bound, times the ratio of time to bound at that context.  The bound alone would be
-    shorter than a published time for less work.
+    A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Between the points of a grid, times
+    are linear.  The times of the output head and of sampling depend on the number of sampled tokens.  Attention in
+    decode depends on the number of sequences and their mean context.  A prompt's chunk from token `s` to token `e`
+    takes the attention time of `e` tokens, minus that of `s` tokens.  All other ops depend on the number of tokens.
+
+    A context may be longer than all published ones.  Attention then takes its bound, times the ratio of time to bound
+    at the longest published context.  The bound alone would be shorter than a published time for less work.
 
     Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
@@ -124,8 +125,8 @@ class KernelTimes:
     @property
     def basis(self) -> str:
         """Returns a text that names the source of the times."""
-        length = min(1024, self.arch.max_position)
-        ops = (*self.ops("decode", 16, length), *self.ops("prefill", 1, length))
+        context_length = min(1024, self.arch.max_position)
+        ops = (*self.ops("decode", 16, context_length), *self.ops("prefill", 1, context_length))
         published_ops = {op.op for op in ops if op.basis != "bound"}
         sources = ", ".join(name for name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
         devices = f"of {self.gpus} x {self.device.name}"
@@ -141,8 +142,8 @@ class KernelTimes:
         ceilings, reduce_calls = self.device.ceilings(), 2 * self.arch.num_layers
         op_times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
         if self.gpus > 1:
-            size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
-            reduce_s = reduce_calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+            reduced_bytes = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+            reduce_s = reduce_calls * all_reduce_s(reduced_bytes, self.gpus, link(self.device, self.gpus))
             op_times.append(("all_reduce", "all_reduce", reduce_calls, 1e3 * reduce_s))
         return [OpTime(*op_fields, "bound", "") for op_fields in op_times]
 
@@ -215,13 +216,17 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
     """Returns the features of a server's step.  A drafted token counts as a decoding token and as a sampled token."""
-    decodes, drafts = row["num_decodes"], row.get("drafted", 0)
-    sampled_tokens = decodes + drafts if drafts else row["tokens"]
-    return _features(decodes + drafts, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens)
+    decodes, drafted_tokens = row["num_decodes"], row.get("drafted", 0)
+    sampled_tokens = decodes + drafted_tokens if drafted_tokens else row["tokens"]
+    return _features(
+        decodes + drafted_tokens, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens
+    )
 
 
 def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:
     tokens = decodes + prompt_tokens
     # The tokens in each stretch between two knots; the fit gives each stretch a price per token.
-    segments = np.clip((tokens - np.array(_TOKEN_KNOTS[:-1], float)) / np.diff(_TOKEN_KNOTS), 0.0, 1.0)
-    return np.array([1.0, *(segments * np.diff(_TOKEN_KNOTS)), max(0, tokens - _TOKEN_KNOTS[-1]), keys, pairs, drawn])
+    segment_shares = np.clip((tokens - np.array(_TOKEN_KNOTS[:-1], float)) / np.diff(_TOKEN_KNOTS), 0.0, 1.0)
+    return np.array(
+        [1.0, *(segment_shares * np.diff(_TOKEN_KNOTS)), max(0, tokens - _TOKEN_KNOTS[-1]), keys, pairs, drawn]
+    )

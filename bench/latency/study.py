@@ -64,18 +64,18 @@ class Study:
         """Draws the figure of the study and writes it into `folder`.  Returns the path of the file."""
         figure = new_figure(FIGURE_WIDTH_IN, 4.3)
         figure.suptitle(fill(self.claim, int(9 * FIGURE_WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
-        axes, column = figure.subplots(), {name: [row[name] for row in self.rows] for name in self.rows[0]}
+        axes, columns = figure.subplots(), {name: [row[name] for row in self.rows] for name in self.rows[0]}
         colours = dict(
             zip(dict.fromkeys(name.removesuffix(PREDICTED_SUFFIX) for name in self.curves), CURVE_COLOURS, strict=False)
         )
         for name, values in self.curves.items():
             style = "--" if name.endswith(PREDICTED_SUFFIX) else "o-"
             axes.plot(
-                column[self.x], column[values], style, color=colours[name.removesuffix(PREDICTED_SUFFIX)], label=name
+                columns[self.x], columns[values], style, color=colours[name.removesuffix(PREDICTED_SUFFIX)], label=name
             )
         if self.band:
-            low, high = (column[name] for name in self.band)
-            axes.fill_between(column[self.x], low, high, color=CURVE_COLOURS[0], alpha=0.15)
+            low, high = (columns[name] for name in self.band)
+            axes.fill_between(columns[self.x], low, high, color=CURVE_COLOURS[0], alpha=0.15)
         axes.set_xlabel(self.x_label, fontsize=9)
         axes.set_ylabel(self.y_label, fontsize=9)
         if self.log:

@@ -50,7 +50,7 @@ class PhaseChange:
     """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """Returns the values of one table row.  If the measured times are NOISY, the row has no ratios."""
+        """Returns the values of one table row.  If `noise` names a disturbance, the row has no ratios."""
         row = {name: value for name, value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
@@ -90,23 +90,25 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     kernel.  The engine `other` uses `kernel`.
 
     The predicted time is the present step time plus the time difference of the two kernels, for each call of `op`.
-    Both kernels are timed outside the engine with the shapes of the call.  The cache is empty on a GPU, and for matrix
-    products on a CPU.  For other ops on a CPU, the timer first reads as many bytes as one layer's weights.  The ratio
-    of the kernels' times is not used, because it would also scale other costs of the call: for a norm it predicted
-    +13%, but +4% was measured.
+    Both kernels are timed outside the engine with the shapes of the call.  On a GPU, each call starts with an empty
+    cache.  On a CPU, only matrix products do.  For other ops on a CPU, the timer first reads as many bytes as one
+    layer's weights.  The ratio of the kernels' times is not used, because it would also scale other costs of the call:
+    for a norm it predicted +13%, but +4% was measured.
 
     Returns None if a step of this kind does not call the op."""
     is_prefill = kind == "prefill"
     old_step = measured(llm, kind, batch, context, steps=6 if is_prefill else 16)
     rows = [row for row in old_step.rows if row.op == op]
     kernels, other_kernels = (chosen(engine, kind, batch, context) for engine in (llm, other))
-    current = kernels.get(op)
-    if not rows or current is None:
+    old_kernel = kernels.get(op)
+    if not rows or old_kernel is None:
         return None
     start_times = run_times()
-    times_ms = _alone_ms(rows, kind, (current, kernel), llm, context)
-    ratio = times_ms[kernel.name] / times_ms[current.name]
-    change = _predicted(old_step, op, current.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[current.name])
+    times_ms = _alone_ms(rows, kind, (old_kernel, kernel), llm, context)
+    ratio = times_ms[kernel.name] / times_ms[old_kernel.name]
+    change = _predicted(
+        old_step, op, old_kernel.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[old_kernel.name]
+    )
     rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
     steps = rounds * steps_per_round + 1
     with stepping(llm, kind, batch, context, steps) as old_fn, stepping(other, kind, batch, context, steps) as new_step:
@@ -144,21 +146,21 @@ def _alone_ms(
 
 
 def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
-    """Returns the arguments of the op call in `row`, as tensors on the meta device."""
-    rows, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
+    """Returns the arguments of an op call, as tensors on the meta device.  `row` names the op and the shape."""
+    rows, *_ = shape_sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
     candidates = model_inputs(
         DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
     )
-    return next(inputs for inputs in candidates if "b" not in inputs or list(weight_shape(inputs)) == sizes[1:])
+    return next(inputs for inputs in candidates if "b" not in inputs or list(weight_shape(inputs)) == shape_sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
     """Returns the median seconds of each call on a CPU.  The calls are interleaved.  Before each call the function
     reads as many bytes as the weights of one layer.
 
-    The usual benchmark empties the last-level cache before each call.  But in a real step this cache holds the code and
-    the inputs of the kernel.  So for ops with several small calls, the usual benchmark measured twice the time of the
-    real step."""
+    Rooflab's benchmark of kernels empties the last-level cache before each call.  But in a real step this cache holds
+    the code and the inputs of the kernel.  So for ops with several small calls, that benchmark measured twice the time
+    of the real step."""
     parameter_counts = llm.arch.parameters()
     weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -172,7 +174,7 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel accepts.  The weight of a matrix product is packed in the kernel's layout."""
+    """Returns the inputs that the kernel takes as arguments.  Packs the weight of a matrix product in its layout."""
     accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         other_inputs = {name: value for name, value in inputs.items() if name != "b"}

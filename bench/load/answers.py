@@ -42,23 +42,23 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
     offset = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     while offset < len(body):
         line_end = LINE_END.search(body, offset)
-        line, end = (body[offset : line_end.start()], line_end.end()) if line_end else (body[offset:], len(body))
+        line, next_start = (body[offset : line_end.start()], line_end.end()) if line_end else (body[offset:], len(body))
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(ERROR_PREFIXES):
             data, is_error = [line.removeprefix(b"error:")], True
         elif line.startswith(b"event:"):
             is_error = line[6:].strip() == b"error"
-        if not line or end == len(body):
-            last_index = line_end.start() if line_end else end - 1
+        if not line or next_start == len(body):
+            last_index = line_end.start() if line_end else next_start - 1
             if (event_data := b"\n".join(data)).strip() or is_error:
                 yield pieces[bisect_right(piece_ends, last_index)][0], event_data.decode(errors="replace"), is_error
             data, is_error = [], False
-        offset = end
+        offset = next_start
 
 
 def read_answer(shot: Shot) -> Request:
-    """Makes a request of the trace from `shot`, which has the answer.  The field `error` says why a request failed."""
+    """Converts a sent request and its answer (`shot`) to a request of the trace.  `error` says why a request failed."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
@@ -155,8 +155,8 @@ class _AnswerState:
         """Returns the chunks of all answers to the request.  A chunk has its number of tokens if this number is known.
 
         Some servers send a running total of tokens with each chunk.  Then the number of tokens in a chunk is the
-        difference of two totals.  The totals are not used if an answer has fewer than two totals, or if a text has no
-        total.  They are also not used if they decrease, are zero after a text, or sum over several answers."""
+        difference of two totals.  The totals are not used if an answer has fewer than two, or if a chunk with text has
+        none.  They are also not used if they decrease, begin with zero, or count several answers together."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         last_totals: dict[int, int] = {}
         for answer in self.reasons:
@@ -168,9 +168,9 @@ class _AnswerState:
         if len(last_totals) > 1 and sum(last_totals.values()) != self.output_tokens:
             return tuple(self.chunks)
         previous_totals = dict.fromkeys(last_totals, 0)
-        for index, (chunk, total) in enumerate(chunk_totals):
+        for chunk_index, (chunk, total) in enumerate(chunk_totals):
             if total is not None:
-                self.chunks[index] = chunk._replace(tokens=total - previous_totals[chunk.answer])
+                self.chunks[chunk_index] = chunk._replace(tokens=total - previous_totals[chunk.answer])
                 previous_totals[chunk.answer] = total
         return tuple(self.chunks)
 

@@ -37,10 +37,10 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Converts the times of the server's steps to the client's clock.  When the client's clock showed `half_s`, the
-    server's clock showed `now_s`.
+    """Converts the times of the server's steps to the client's clock.  A request returned the server's time `now_s`.
+    On the client's clock, `half_s` is the middle of this request.
 
-    The times stay unchanged if the difference of the two clocks is at most `round_trip_s`."""
+    The times stay unchanged if the clocks differ by at most `round_trip_s`, the duration of the request."""
     shift_s = half_s - now_s
     shift_s = 0.0 if abs(shift_s) <= round_trip_s else shift_s
     return tuple({**step, "begin_s": step["begin_s"] + shift_s, "end_s": step["end_s"] + shift_s} for step in steps)
@@ -57,8 +57,8 @@ def spikes(trace: Trace) -> list[Spike]:
             gaps = np.diff(token_times)
             median_gap = float(np.median(gaps)) if len(gaps) else 0.0
             for index in np.flatnonzero(gaps > LONG_GAP_RATIO * median_gap):
-                begin_s, end = token_times[index], token_times[index + 1]
-                gaps_found.append(Spike(request.index, begin_s, end, cause(begin_s, end, trace.steps)))
+                begin_s, end_s = token_times[index], token_times[index + 1]
+                gaps_found.append(Spike(request.index, begin_s, end_s, cause(begin_s, end_s, trace.steps)))
     return gaps_found
 
 

@@ -74,9 +74,9 @@ class Endpoint:
         self.key = f"Bearer {self.api_key}" if self.api_key else ""
         if not (self.key.isascii() and self.key.isprintable()):
             raise ValueError("api_key: expected printable characters of ASCII, got others")
-        key = f"Authorization: {self.key}\r\n" if self.key else ""
+        key_line = f"Authorization: {self.key}\r\n" if self.key else ""
         self.head = (
-            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {address.netloc}\r\n{key}Accept: text/event-stream\r\n"
+            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {address.netloc}\r\n{key_line}Accept: text/event-stream\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
 
@@ -89,8 +89,8 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.timeout_s):
                 connection = await self._connection()
-                data = self.head + b"%d\r\n\r\n" % len(shot.body) + shot.body
-                shot.error = await connection.request(data, shot.pieces)
+                request_bytes = self.head + b"%d\r\n\r\n" % len(shot.body) + shot.body
+                shot.error = await connection.request(request_bytes, shot.pieces)
         except TimeoutError as error:
             # The system has another time limit for a connection; an error after it has a number.
             limit_text = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
@@ -164,8 +164,8 @@ async def open_loop(
             return await target.send(shot)
 
     begin_s, tasks = clock() + START_DELAY_S, []
-    for shot, offset in zip(shots, offsets_s, strict=True):
-        shot.scheduled_s = shot.free_s = begin_s + offset
+    for shot, offset_s in zip(shots, offsets_s, strict=True):
+        shot.scheduled_s = shot.free_s = begin_s + offset_s
         await _until(shot.scheduled_s)
         tasks.append(asyncio.create_task(one(shot)))
     await asyncio.gather(*tasks)
@@ -185,7 +185,7 @@ async def closed_loop(
     """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
     A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
-    loop ends early after 20 requests in a row without an answer.  Then the error of the last request says so."""
+    loop ends early after 20 requests in a row without an answer.  The error of the last request gives this reason."""
     begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:

@@ -74,9 +74,9 @@ class Data:
                 yield Prompt(content, len(content), answer_tokens)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
-        """Returns random token ids, or random indices of words in `WORDS`."""
-        low, high = self.ids or (0, len(WORDS) - 1)
-        return [int(token) for token in random.integers(low, high + 1, size=tokens)]
+        """Returns random token ids if `self.ids` gives their range, else random indices of words in `WORDS`."""
+        first_id, last_id = self.ids or (0, len(WORDS) - 1)
+        return [int(token) for token in random.integers(first_id, last_id + 1, size=tokens)]
 
     def _lengths(self, random: np.random.Generator) -> tuple[int, int]:
         if self.kind != "sharegpt":

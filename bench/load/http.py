@@ -56,15 +56,15 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Returns whether the answer is complete if the server closes the connection now."""
+        """Returns whether the answer is complete if the connection closes now.  It may have no length."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
         status_line, *rows = head.decode("latin-1").split("\r\n")
-        version, _, status = status_line.partition(" ")
-        if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
+        version, _, status_text = status_line.partition(" ")
+        if not version.startswith("HTTP/1.") or not status_text[:3].isdecimal():
             raise ValueError(f"answer: expected HTTP/1.1, got {status_line[:40]!r}")
-        if 100 <= (status_code := int(status[:3])) < 200:
+        if 100 <= (status_code := int(status_text[:3])) < 200:
             return
         headers = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
         self._head, self.status = False, status_code
@@ -86,8 +86,8 @@ class Framing:
                     break
                 size = _number("a chunk's size", data[offset:line].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # after the last chunk there may be fields, then an empty line
-                    if (end := data.find(HEAD_END, line)) >= 0:
-                        self.whole, offset = True, end + len(HEAD_END)
+                    if (fields_end := data.find(HEAD_END, line)) >= 0:
+                        self.whole, offset = True, fields_end + len(HEAD_END)
                         self.keep = self.keep and offset == len(data)
                     break
                 self._left, offset = size + 2, line + 2
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data` and appends the answer's body to `pieces`.  The returned future gives an error text or ""."""
+        """Sends `data` and appends the answer's body to `pieces`.  The future gives an error text, or "" on success."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)

@@ -18,15 +18,15 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
 
     `sizes` holds three numbers by option name: tokens per prompt, tokens per answer, and requests.  Raises `ValueError`
     if a number is below 1, or if the model cannot serve these sizes."""
-    for option, value in sizes.items():
+    for option_name, value in sizes.items():
         if value < 1:
-            raise ValueError(f"{option}: expected at least 1, got {value}")
-    input_len, output_len, count = sizes.values()
-    llm = LLM(**{**options, "max_num_seqs": count})
+            raise ValueError(f"{option_name}: expected at least 1, got {value}")
+    input_len, output_len, num_requests = sizes.values()
+    llm = LLM(**{**options, "max_num_seqs": num_requests})
     # The measured prompts differ from those of the warm-up, because the prefix cache may hold the latter.
     warm_up(llm, input_len)
     generator = random.Random(options["seed"] + 1)
-    prompts = [generator.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]
+    prompts = [generator.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(num_requests)]
     batch_run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:
         writer = RunWriter(out)

@@ -49,8 +49,8 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
     for quantile, colour, style in ((50, READ_COLOUR, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
-        values = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
-        points = [(x, y) for x, y in values if y is not None]
+        all_points = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
+        points = [(x, y) for x, y in all_points if y is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=f"p{quantile}")
     axes.set_yscale("log")
@@ -75,15 +75,15 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     axes = figure.subplots()
     start_s = min((request.scheduled_s for request in requests), default=0.0)
     shown_spikes = [spike for spike in spikes(trace) if spike.request in rows]
-    width = max((request.end_s or start_s for request in requests), default=start_s) - start_s
+    run_span_s = max((request.end_s or start_s for request in requests), default=start_s) - start_s
     gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
-    shows_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > width
+    shows_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > run_span_s
     for request in requests:
         _row(axes, rows[request.index], request, start_s, shows_marks)
     for spike in shown_spikes:
         row, bar_left_s, gap_s = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
         axes.barh(row, gap_s, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
-        if spike.kind == "prefill" and gap_s > 0.025 * width:  # room for the tokens
+        if spike.kind == "prefill" and gap_s > 0.025 * run_span_s:  # room for the tokens
             axes.text(
                 bar_left_s + gap_s / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
@@ -92,10 +92,10 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
         (WAIT, "waiting for the first token"),
         (STREAM, f"tokens{', white: each' if shows_marks else ''}"),
     )
-    patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
+    legend_patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
     spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in shown_spikes)]
-    patches += [Patch(color=SPIKE_COLOURS[kind], label=f"long gap: {kind}") for kind in spike_kinds]
-    axes.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    legend_patches += [Patch(color=SPIKE_COLOURS[kind], label=f"long gap: {kind}") for kind in spike_kinds]
+    axes.legend(handles=legend_patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)
     axes.set_yticks(range(0, len(requests), 5), [str(requests[row].index) for row in range(0, len(requests), 5)])
     axes.tick_params(labelsize=8)
@@ -111,16 +111,16 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
 
 def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> None:
     times = sorted(time_s for answer in token_steps(request)[0] for time_s, _ in answer)
-    end = request.end_s or request.sent_s
-    start, last_token_s = (times[0], times[-1]) if times and not request.error else (end, end)
+    answer_end_s = request.end_s or request.sent_s
+    first_token_s, last_token_s = (times[0], times[-1]) if times and not request.error else (answer_end_s, answer_end_s)
     bars = [
         (request.scheduled_s, request.sent_s, QUEUE_COLOUR),
-        (request.sent_s, start, WAIT),
-        (start, last_token_s, STREAM),
+        (request.sent_s, first_token_s, WAIT),
+        (first_token_s, last_token_s, STREAM),
     ]
     for begin_s, end_s, colour in bars:
         axes.barh(place, end_s - begin_s, left=begin_s - zero, height=0.7, color=colour, linewidth=0)
     if request.error:
-        axes.text(end - zero, place, " failed", fontsize=7, va="center", color=LOST)
+        axes.text(answer_end_s - zero, place, " failed", fontsize=7, va="center", color=LOST)
     elif marks:
         axes.vlines([time_s - zero for time_s in times], place - 0.35, place + 0.35, colors="white", linewidth=0.4)

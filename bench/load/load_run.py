@@ -84,7 +84,7 @@ class Plan:
 
     def shots(self, seed: int) -> Iterator[Shot]:
         """Yields requests without end, drawn at random with `seed`."""
-        num_answers = count if type(count := self.extra.get("n")) is int else 1
+        num_answers = answers_per_request if type(answers_per_request := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, num_answers * prompt.output_tokens)
 
@@ -97,9 +97,16 @@ class Plan:
         if self.endpoint == "chat":
             prompt_field = {"messages": [{"role": "user", "content": prompt.content}]}
         usage_options = {"continuous_usage_stats": True} if self.running_usage else {}
-        stream = {"stream": True, "stream_options": {"include_usage": True, **usage_options}}
-        eos = {"ignore_eos": True} if self.ignore_eos else {}
-        return {"model": self.model, **prompt_field, "max_tokens": prompt.output_tokens, **stream, **eos, **self.extra}
+        stream_fields = {"stream": True, "stream_options": {"include_usage": True, **usage_options}}
+        eos_field = {"ignore_eos": True} if self.ignore_eos else {}
+        return {
+            "model": self.model,
+            **prompt_field,
+            "max_tokens": prompt.output_tokens,
+            **stream_fields,
+            **eos_field,
+            **self.extra,
+        }
 
     def case(self) -> dict[str, Any]:
         """Returns the settings of this load run for its record.  The address of the server is not included."""
@@ -124,9 +131,9 @@ class Plan:
 
 def first_model(target: Endpoint) -> str:
     """Returns the name of the first model in the server's list.  Raises `ValueError` if the list has no model."""
-    status, value, _ = target.get("/v1/models")
+    status, json_body, _ = target.get("/v1/models")
     try:
-        return str(value["data"][0]["id"])
+        return str(json_body["data"][0]["id"])
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"model: expected a name, for GET /v1/models gives none (status {status})") from error
 
@@ -158,7 +165,7 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan (without a refused field), and tokens/s of the fastest answer."""
+    """Sends the warm-up requests.  Returns the plan (without running usage if refused), and the fastest tokens/s."""
     tokens_per_s = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -177,7 +184,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns the start time, the requests, and how many of them were not made before the run."""
+    """Runs the load.  Returns the start time, the requests, and how many of them had to be made during the run."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

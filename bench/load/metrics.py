@@ -43,9 +43,9 @@ class Times:
     """How the numbers of tokens in the chunks are known; `token_steps` defines the words."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Returns whether the request meets all limits in ms.  A limit on `itl` applies to every single gap.  A limit
-        is not met if its value is missing.  For example, an answer in one chunk has no gap, but its user may have
-        waited long."""
+        """Returns whether the request meets all limits in ms.  Each single gap must meet a limit on `itl`.  A missing
+        value does not meet its limit.  For example, an answer in one chunk has no gap, but its user may have waited
+        long."""
         measured_ms = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         measured_ms["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
         return all((value := measured_ms[name]) is not None and value <= limit for name, limit in limits.items())
@@ -55,9 +55,9 @@ def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]
     """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the token
     numbers. Text is never tokenised again to count tokens.
 
-    - `said`: the chunks give their numbers, by token ids, log-probabilities or a running total.
+    - `said`: each chunk gives its number, by token ids, log-probabilities or a running total.
     - `one each`: each chunk has one token, because the server's total equals the number of chunks.
-    - `spread`: the server's total is another number.  Each chunk after the first gets the same share.
+    - `spread`: the server's total is another number.  Chunks after the first share the rest equally.
     - `chunks`: the server gives no total, so each chunk with text counts as one token.
 
     For `one each`, chunks without text may count too, because a token with an incomplete character has no text.  A

@@ -81,8 +81,8 @@ class Trace:
 
     def save(self, path: Path) -> Path:
         """Writes the trace to a file and returns its path."""
-        head = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
-        lines = [{"trace": 1, **head}, *(plain(asdict(request)) for request in self.requests)]
+        run_fields = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
+        lines = [{"trace": 1, **run_fields}, *(plain(asdict(request)) for request in self.requests)]
         return write_whole(
             path, "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
         )
@@ -94,12 +94,12 @@ def load_trace(path: Path) -> Trace:
     if not (path := files[-1]).is_file():
         raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")
     try:
-        head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        if head.pop("trace") != 1:
+        run_fields, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        if run_fields.pop("trace") != 1:
             raise ValueError("of another version")
         requests = (Request(**{**row, "chunks": tuple(StreamEvent(*chunk) for chunk in row["chunks"])}) for row in rows)
-        steps = None if head["steps"] is None else tuple(head["steps"])
-        return Trace(**{**head, "steps": steps, "requests": tuple(requests)})
+        steps = None if run_fields["steps"] is None else tuple(run_fields["steps"])
+        return Trace(**{**run_fields, "steps": steps, "requests": tuple(requests)})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"trace: expected a trace of `rooflab load`, got {str(path)!r}: {error}") from error
 

@@ -15,7 +15,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
     After timing, the function is called once more.  The status of the record is INCORRECT if this call or a timed call
     gives a wrong result.  The results of timed calls are not checked if the function changes its inputs."""
     op = checked.op
-    spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
+    op_spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
         device=str(op.device),
         budget_s=budget_s,
@@ -24,7 +24,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
         judge=checked.judged,
         roof=cost is not None,
     )
-    (record,) = Measurement(spec, op.scheme, settings).records([op.kernel], [op.case])
+    (record,) = Measurement(op_spec, op.scheme, settings).records([op.kernel], [op.case])
     error = checked.again() if record.status in ("OK", "NOISY") else ""
     if not error:
         return record

@@ -94,7 +94,7 @@ class Replay:
     """Replaces pytest-benchmark's timer.  It returns durations that this plugin measured, one for each round.
 
     pytest-benchmark reads its timer at the start and at the end of each round.  Before durations are loaded, the timer
-    returns `perf_counter()`.  A test that also uses the fixture `benchmark` directly needs this."""
+    returns `perf_counter()`.  So a test that also uses the fixture `benchmark` directly gets real times."""
 
     __name__ = "rooflab_samples"
 
@@ -138,10 +138,10 @@ class QuietCheck:
             return None
         self.compared += 1
         check_result: str | None = self.check.fails(current, compared)
-        value, baseline = current[self.check.field], compared[self.check.field]
+        new_value, baseline = current[self.check.field], compared[self.check.field]
         on_cpu = current.extra_info.get("device_type") == "cpu"
-        if check_result and on_cpu and (value - baseline < MIN_CHANGE_S or value < PROCESSES * baseline):
-            slowdown_text = f"{1e6 * (value - baseline):.2g} us ({value / baseline - 1:.0%})"
+        if check_result and on_cpu and (new_value - baseline < MIN_CHANGE_S or new_value < PROCESSES * baseline):
+            slowdown_text = f"{1e6 * (new_value - baseline):.2g} us ({new_value / baseline - 1:.0%})"
             self.lines.append(f"{current.fullname}: {slowdown_text} slower, as two processes differ by themselves")
             return None
         return check_result
@@ -160,25 +160,27 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
         return (yield)
-    for benchmark, (path, baseline) in itertools.product(
+    for benchmark, (baseline_path, baseline) in itertools.product(
         filter(None, benchmarking.benchmarks), benchmarking.compared_mapping.items()
     ):
         if benchmark.fullname not in baseline:
             continue
         baseline_info = baseline[benchmark.fullname].get("extra_info", {})
         if baseline_noise := _noise(baseline_info):
-            lines.append(f"{benchmark.fullname}: its baseline {path.name} is {baseline_noise}")
+            lines.append(f"{benchmark.fullname}: its baseline {baseline_path.name} is {baseline_noise}")
         if baseline_noise or _noise(benchmark.extra_info):
-            noisy_tests.add((str(path), benchmark.fullname))
-    benchmarking.compare_fail = checks = [QuietCheck(check, noisy_tests, lines) for check in benchmarking.compare_fail]
+            noisy_tests.add((str(baseline_path), benchmark.fullname))
+    benchmarking.compare_fail = quiet_checks = [
+        QuietCheck(check, noisy_tests, lines) for check in benchmarking.compare_fail
+    ]
     if noisy_tests:
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy_tests)}")
-    result = yield
-    if noisy_tests and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
+    hook_result = yield
+    if noisy_tests and not any(check.compared for check in quiet_checks) and session.exitstatus == pytest.ExitCode.OK:
         from rooflab.bench.base.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
-    return result
+    return hook_result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -233,7 +235,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A measurement is NOISY if the machine was
     busy.  The test then passes, without FLOP/s and bytes/s.  A line at the end of the run names the test, and
-    `--benchmark-compare-fail` ignores it.
+    `--benchmark-compare-fail` ignores this measurement.
     """
     config, item = request.config, request.node
 
@@ -307,12 +309,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if not isinstance(emulation, Emulation):  # a fixture of the project itself
         return (yield)
     try:
-        result = yield
+        hook_result = yield
     except EmulationError as error:
         raise error.with_traceback(users_part(error.__traceback__)) from None
     if emulation.races:
         pytest.fail("; ".join(map(str, emulation.findings)), pytrace=False)
-    return result
+    return hook_result
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
@@ -328,7 +330,7 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Returns a function without keyword arguments that calls `fn`.  Its last arguments are the values for `names`."""
+    """Returns a function that calls `fn` but has positional arguments only.  The last ones are the keywords `names`."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:
@@ -339,7 +341,7 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test.  The first error is raised in `benchmark.pedantic`, so that pytest-benchmark saves no result."""
+    """Fails the test.  First raises an error inside `benchmark.pedantic`, so that pytest-benchmark saves no result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

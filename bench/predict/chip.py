@@ -6,7 +6,7 @@ and conversion operations; 16 for special functions; 32 for shuffles, loads and 
 issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).  NVIDIA does not publish
 the rate of Hopper's L2 for all SMs together.  The A100 has 5,120 bytes per clock with 40 MB of L2 (NVIDIA A100
 whitepaper).  The model scales this rate in proportion to Hopper's 50 MB.  The unscaled rate would be too low:
-ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (128 x 256 tiles, not shared).
+ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (unshared tiles of 128 x 256).
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
 cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
@@ -125,7 +125,7 @@ class Chip:
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Returns the clocks from an instruction's end on its pipe to its result.  Global loads take `load_latency`."""
+        """Returns the clocks from an instruction's release of its pipe to its result (global loads: `load_latency`)."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -185,10 +185,14 @@ class Walk:
         start_clock = self.now
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
-            inputs = entry.reads - entry.writes if entry.is_wgmma else entry.reads
+            input_registers = entry.reads - entry.writes if entry.is_wgmma else entry.reads
             clocks = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             issue_clock = max(
-                [self.now, *(self._ready.get(name, 0.0) for name in inputs), *(self._free.get(p, 0.0) for p in clocks)]
+                [
+                    self.now,
+                    *(self._ready.get(name, 0.0) for name in input_registers),
+                    *(self._free.get(p, 0.0) for p in clocks),
+                ]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 issue_clock = max(issue_clock, self._groups[-1 - entry.groups_left])
@@ -202,7 +206,7 @@ class Walk:
                 self._groups.append(result_clock)
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
-                self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
+                self.most_bytes = max(self.most_bytes, sum(num_bytes for num_bytes, _ in self._flying))
             self.now = issue_clock + max(1.0, clocks["issue"])
         return self.now - start_clock
 
@@ -213,7 +217,7 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes the loads that have arrived if registers `names` are used: their loads and all earlier loads."""
+        """Removes loads that have arrived: the last load into one of the registers `names`, and all earlier loads."""
         last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 

@@ -100,8 +100,10 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole explanation as JSON values."""
         target = self.target
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
-        return fields | {
+        own_fields = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")
+        }
+        return own_fields | {
             "op": target.op,
             "kernel": target.kernel,
             "case": target.case.id,
@@ -148,9 +150,9 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
     accuracy = error_text(target.op, cost) if prediction.works else UNREAD_REASON
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
-        times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
+        ratio_text = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
         parts += (
-            TimeStep(UNEXPLAINED_PART, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {accuracy}"),
+            TimeStep(UNEXPLAINED_PART, measured_ms / 1e3 - prediction.seconds, f"measured is {ratio_text}, {accuracy}"),
         )
     return Explanation(
         **field_values,

@@ -31,18 +31,21 @@ def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
 
 def main(text: str) -> None:
     """Calls the kernel that `text` (from `arguments`) describes.  Raises `ValueError` if it cannot run here."""
-    request, device, torch_cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
-    if request["file"]:
-        registry.load_file(Path(request["file"]))
-    spec, kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
+    target_fields, device, torch_cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
+    if target_fields["file"]:
+        registry.load_file(Path(target_fields["file"]))
+    spec, kernel = (
+        registry.get_op(target_fields["op"]),
+        registry.get_kernel(target_fields["op"], target_fields["kernel"]),
+    )
     if reason := kernel.why_not_here(device):
         raise ValueError(f"{kernel.id}: {reason}")
-    case, scheme = spec.check_case(Case(**request["case"])), get_scheme(request["scheme"])
-    inputs = spec.make_inputs(case, scheme, device, request["seed"])
+    case, scheme = spec.check_case(Case(**target_fields["case"])), get_scheme(target_fields["scheme"])
+    inputs = spec.make_inputs(case, scheme, device, target_fields["seed"])
     if reason := kernel.why_not_args(inputs):
         raise ValueError(str(reason))
     kernel_call = Rotation(kernel, spec, [inputs])
-    for _ in range(request["warm_up"]):
+    for _ in range(target_fields["warm_up"]):
         kernel_call()
     torch_cuda.synchronize()
     torch_cuda.profiler.start()

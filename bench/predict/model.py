@@ -17,10 +17,10 @@ Every step replaces one ideal assumption by a real one, and adds the time that t
 The predicted time is the sum of the launch time (step 2), the first latency, and the largest of three times: memory,
 pipes and dependent steps.  The steps sum exactly to the predicted time.
 
-If a kernel consists of several compiled kernels, those that multiply matrices share the matrix FLOPs.  Usually, the
-compiled kernels share the bytes in proportion to their threads.  The exception is two compiled kernels that write more
-than the op's least bytes.  The additional bytes are then intermediates.  The first compiled kernel reads the op's
-operands and writes the intermediates.  The second reads the intermediates and writes the op's result.
+A kernel may consist of several compiled kernels.  Those that multiply matrices share the matrix FLOPs.  Usually, all
+share the bytes in proportion to their threads.  There is one exception: two compiled kernels together write more than
+the op's least bytes.  Then the additional bytes are intermediates.  The first compiled kernel reads the op's operands
+and writes the intermediates.  The second reads the intermediates and writes the op's result.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tup
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
-    other_s = [seconds for resource, seconds in limit.parts.items() if resource not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *other_s), max(sustained_s, *other_s)
+    others_s = [seconds for resource, seconds in limit.parts.items() if resource not in ("memory", "launch", "tensor")]
+    return max(limit.parts["tensor"], *others_s), max(sustained_s, *others_s)
 
 
 def _sustained_why(by_memory: bool, chip: Chip) -> str:
@@ -134,7 +134,7 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields how much time each stage adds to the previous total.  The launch stage adds its whole time."""
+    """Yields a `TimeStep` per stage: its time minus the time of the stage before.  The launch keeps its whole time."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:
@@ -160,13 +160,16 @@ def _shares(
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
     has_products = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
     product_threads = [size * (mma or not any(has_products)) for size, mma in zip(threads, has_products, strict=True)]
-    matrix = [flops * size / sum(product_threads) for size in product_threads]
-    scratch = out_bytes - cost.write_bytes
-    if len(compiled) == 2 and scratch > 0:
-        io_bytes = [(in_bytes - scratch, scratch), (scratch, cost.write_bytes)]
+    product_flops = [flops * size / sum(product_threads) for size in product_threads]
+    scratch_bytes = out_bytes - cost.write_bytes
+    if len(compiled) == 2 and scratch_bytes > 0:
+        io_bytes = [(in_bytes - scratch_bytes, scratch_bytes), (scratch_bytes, cost.write_bytes)]
     else:
         io_bytes = [(in_bytes * size / sum(threads), out_bytes * size / sum(threads)) for size in threads]
-    return [Share(mm_flops, *in_out, cuts_tiles=scratch > 0) for mm_flops, in_out in zip(matrix, io_bytes, strict=True)]
+    return [
+        Share(mm_flops, *io_pair, cuts_tiles=scratch_bytes > 0)
+        for mm_flops, io_pair in zip(product_flops, io_bytes, strict=True)
+    ]
 
 
 def _compiled_stages(
@@ -224,12 +227,12 @@ def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
     seconds = 0.0
-    for ctas, count in waves:
-        if count:
+    for ctas, num_waves in waves:
+        if num_waves:
             reached_rate = min(rate, min(ctas, chip.sms) * chip.sm_bytes_per_clock * chip.clock_hz)
             if in_flight and work.in_flight_bytes:
                 reached_rate = min(reached_rate, ctas * work.in_flight_bytes / chip.hbm_latency_s)
-            seconds += count * ctas * bytes_per_cta / reached_rate
+            seconds += num_waves * ctas * bytes_per_cta / reached_rate
     return work.launches * seconds
 
 

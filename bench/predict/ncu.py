@@ -101,8 +101,8 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Returns whether ncu counted the launches of the call only one by one.  Then ncu empties the caches before
-        each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
+        """Returns whether ncu counted the launches of the call only one by one (apart).  Then ncu empties the caches
+        before each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
@@ -123,8 +123,8 @@ class Profile:
 def find_tool(name: str) -> str | None:
     """Returns the path of an NVIDIA tool, or None.  Searches PATH and the installers' folders."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *TOOL_FOLDERS)
-    dirs = [match for folder in folders if folder for match in sorted(glob.glob(folder), reverse=True)]
-    return shutil.which(name) or next((path for match in dirs if (path := shutil.which(name, path=match))), None)
+    tool_dirs = [match for folder in folders if folder for match in sorted(glob.glob(folder), reverse=True)]
+    return shutil.which(name) or next((path for match in tool_dirs if (path := shutil.which(name, path=match))), None)
 
 
 def command(
@@ -179,8 +179,8 @@ def _take(
         try:
             process = Child.run(line, timeout_s, env_variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
-            end = f"an end within {timeout_s:.0f} s"
-            raise ValueError(f"ncu: expected {end}, got none; a smaller --case is counted faster") from error
+            expected_end = f"an end within {timeout_s:.0f} s"
+            raise ValueError(f"ncu: expected {expected_end}, got none; a smaller --case is counted faster") from error
         output = process.stdout + process.stderr
         log_text = log_path.read_text(errors="replace") if log_path.is_file() else ""
         unknown_names = _UNKNOWN_PATTERN.findall(output + log_text)
@@ -195,7 +195,7 @@ def _take(
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
-    """Returns whether ncu reported `metric` as unknown.  ncu may report a name without its suffix."""
+    """Returns whether `metric` is one of the `unknown` names that ncu reported.  ncu may omit the end of a name."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
@@ -219,7 +219,7 @@ def last_words(text: str) -> str:
     """Returns the line that explains a failure best: the last error message, or else the last line of `text`."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and CALL_MARK not in line]
     error_marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
-    error_lines = [line for line in lines if any(mark in line for mark in error_marks)]
+    error_lines = [line for line in lines if any(error_mark in line for error_mark in error_marks)]
     return (error_lines or lines or ["it printed nothing"])[-1]
 
 
@@ -251,8 +251,8 @@ def _old_name(name: str) -> str:
 
 def _number(cell: str, unit: str) -> float | None:
     """Converts a table cell to bytes, seconds or the cell's own unit.  Returns None if the cell has no number."""
-    value = number_in(cell, "ncu")
-    return value * _UNIT_FACTORS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
+    number = number_in(cell, "ncu")
+    return number * _UNIT_FACTORS.get(unit.lower(), 1.0) if number is not None and math.isfinite(number) else None
 
 
 NON_PIPE_UNITS = ("hbm", "sm", "occupancy", "issue")
@@ -265,7 +265,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     """Returns one table row per launch: its bytes, time, busiest pipe, and the main stall reasons of its warps."""
     rows = []
     for entry in profile.launches:
-        pipes = {name: share for name, share in entry.pipes.items() if name not in NON_PIPE_UNITS}
+        pipes = {name: busy_percent for name, busy_percent in entry.pipes.items() if name not in NON_PIPE_UNITS}
         pipe = max(pipes, key=lambda name: pipes[name], default=None)
         stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
         rows.append(
@@ -273,8 +273,8 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
                 "launch": entry.kernel,
                 "grid": entry.grid,
                 **{
-                    name: scale * entry.values[metric] if metric in entry.values else None
-                    for name, metric, scale in _LAUNCH_COLUMNS
+                    name: unit_factor * entry.values[metric] if metric in entry.values else None
+                    for name, metric, unit_factor in _LAUNCH_COLUMNS
                 },
                 **{f"{name}_percent": entry.pipes.get(name) for name in NON_PIPE_UNITS},
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
@@ -285,8 +285,8 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the HBM bytes of a call, and a text.  The text says which bytes ncu could not count exactly.  It is empty
-    if ncu counted all bytes exactly.
+    """Returns the HBM bytes of a call, or None if ncu counted none.  Also returns a note on bytes that are not exact.
+    The note is empty if all bytes are exact.
 
     Writes that are still in L2 at the end of the call go to HBM later, and ncu does not count them.  So the written
     bytes in the result are at least the op's least written bytes."""
@@ -299,8 +299,8 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     spec = registry.get_op(target.op)
     least_bytes = spec.cost_of(spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
     if counted.write_bytes < least_bytes:
-        missing = f"{counted.write_bytes / 1e6:.3g} of {least_bytes / 1e6:.3g} MB were counted, and the least is taken"
-        notes.append(f"writes still in L2: {missing}")
+        gap_text = f"{counted.write_bytes / 1e6:.3g} of {least_bytes / 1e6:.3g} MB were counted, and the least is taken"
+        notes.append(f"writes still in L2: {gap_text}")
     return replace(counted, write_bytes=max(counted.write_bytes, least_bytes)), "; ".join(notes)
 
 

@@ -47,11 +47,11 @@ def predict_all(
     predictions = []
     for target, (cost, traffic, flops, reason) in zip(targets, target_costs, strict=True):
         traffic, prediction = (counted or {}).get(target, traffic), None
-        code = code_by_target.get(target, [])
-        if isinstance(code, CompileFailure):
-            reason = f"COMPILE_ERROR: {code}"
+        compiled_code = code_by_target.get(target, [])
+        if isinstance(compiled_code, CompileFailure):
+            reason = f"COMPILE_ERROR: {compiled_code}"
         elif not reason:
-            prediction = predict(cost, traffic, code, device, matrix_flops=flops)
+            prediction = predict(cost, traffic, compiled_code, device, matrix_flops=flops)
         predictions.append(Predicted(target, cost, traffic, prediction, reason))
     return predictions
 
@@ -61,12 +61,12 @@ def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, f
 
     No op defines the least work of such a launcher.  So the counted bytes and FLOPs are also its least work."""
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
-    (code,) = compile_kernels([target])
-    if isinstance(code, CompileFailure):
-        return Predicted(target, cost, traffic, None, f"COMPILE_ERROR: {code}")
+    (compiled_code,) = compile_kernels([target])
+    if isinstance(compiled_code, CompileFailure):
+        return Predicted(target, cost, traffic, None, f"COMPILE_ERROR: {compiled_code}")
     if dtypes := flops.keys() - device.ceilings().tensor_flops_per_s.keys():
         return Predicted(target, cost, traffic, None, f"UNSUPPORTED: no matrix rate is known for {', '.join(dtypes)}")
-    return Predicted(target, cost, traffic, predict(cost, traffic, code, device))
+    return Predicted(target, cost, traffic, predict(cost, traffic, compiled_code, device))
 
 
 def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
@@ -128,16 +128,20 @@ def choose_targets(
     default: Case | None = None,
 ) -> list[KernelCase]:
     """Returns every combination of a kernel, a case (input shape) and a scheme (dtypes).  Without `cases`, the only
-    case is `default`, or else the largest Llama-3.1-8B case.
+    case is `default` if it is given, else the largest Llama-3.1-8B case.
 
     Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name."""
     values = Case.parse(config) if config else None
-    choices = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
+    kernel_choices = [
+        (kernel, kernel_file, kernel.tunable.make_config(values) if values else None) for kernel, kernel_file in kernels
+    ]
     names: list[str | None] = [*schemes] or [None]
     targets = []
     for scheme in (choose_scheme(spec, name) for name in names):
         for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
-            targets += [KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in choices]
+            targets += [
+                KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in kernel_choices
+            ]
     return targets
 
 

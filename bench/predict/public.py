@@ -53,5 +53,5 @@ def read() -> pd.DataFrame:
 def error_text(op: str, cost: Cost) -> str:
     """Returns a sentence with the prediction error for public kernels of the same kind as `op`."""
     kind = kind_of(op, cost)
-    readings = read().query("kind == @kind")
-    return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"
+    published_rows = read().query("kind == @kind")
+    return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(published_rows)}"

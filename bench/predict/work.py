@@ -6,10 +6,10 @@ An example of skipped code is the epilogue under a branch in a flattened loop.  
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
 budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
-warpgroup if it multiplies, and as one warp if it only loads.  If only one code part multiplies, it counts once for
-every warpgroup that belongs to no other role.  In code without register budgets, one loop may copy the operands for
-another loop, which multiplies.  The copying warps then count as one warpgroup, or as one warp if they copy by TMA.  Two
-kinds of loops are ignored: the loop that gives waiting warps their role, and loops that only poll.
+warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, its code counts once for
+every warpgroup without another role.  In code without register budgets, one loop may copy the operands for another
+loop, which multiplies.  The copying warps then count as one warpgroup, or as one warp if they copy by TMA.  Two kinds
+of loops are ignored: the loop that gives waiting warps their role, and loops that only poll.
 
 Compiled code does not say how many turns its loops have.  The launch needs enough turns for its share of the matrix
 FLOPs, and enough turns to load its share of the traffic.  The model takes the larger number, for every innermost loop
@@ -17,8 +17,8 @@ that loads or multiplies.  This number is too low if lanes are masked off, for e
 only one valid row.  It is also too low if several lanes load the same bytes.
 
 The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
-whole rounds, so the busiest CTA sets the time.  A launch that may split its tiles over CTAs is an exception.  All other
-code counts once, with both sides of each branch.
+whole rounds, so the busiest CTA sets the time.  A launch that may split its tiles over CTAs is an exception.  Code
+outside of turns and rounds counts once, with both sides of each branch.
 
 A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
 one pipe busy.  The model assumes that roles use the tensor cores alternately: one role multiplies during the epilogue
@@ -129,11 +129,11 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """Makes a role (group of warps) of each code part with a register budget and a loop.  All warps run the rest."""
+    """Makes a role (group of warps) of each code part with a register budget and a loop.  A last role has the rest."""
     roles, shared_code = [], list(whole.once)
     last_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, end in pairwise((*cuts, last_address)):
-        loops = tuple(body for head, body in turns.items() if start <= head < end)
+        loops = tuple(body for loop_start, body in turns.items() if start <= loop_start < end)
         if not loops:
             continue
         once_code, round_code = (
@@ -232,14 +232,16 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
     roles = roles_of(code, info.threads, info.indirect)
     cta_loads = _Loads(code, roles, info)
     cta_share = 1 / (info.launches * ctas)
-    rounds, peak = _rounds(roles, share.write_bytes * cta_share), 1.0
+    rounds, max_rounds = _rounds(roles, share.write_bytes * cta_share), 1.0
     if rounds > 1:
-        peak = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
+        max_rounds = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
     turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, cta_loads.turn)
     requested_bytes = turns * cta_loads.turn + cta_loads.once
     hbm_share = min(1.0, share.read_bytes * cta_share / requested_bytes) if requested_bytes else 1.0
     latency = hbm_share * chip.hbm_latency + (1 - hbm_share) * chip.l2_latency
-    cycles = _cta_cycles(roles, peak, turns * peak / rounds, cta_loads.requested / chip.l2_share(ctas), latency, chip)
+    cycles = _cta_cycles(
+        roles, max_rounds, turns * max_rounds / rounds, cta_loads.requested / chip.l2_share(ctas), latency, chip
+    )
     return LaunchWork(
         name=info.name,
         launches=info.launches,
@@ -248,7 +250,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
         waves=waves(ctas, cta_occupancy.ctas_per_sm, device.sms),
         roles=sum(bool(role.loops) for role in roles),
         rounds=rounds,
-        most_rounds=peak,
+        most_rounds=max_rounds,
         turns=turns,
         pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
         cta_cycles=cycles + bool(cta_loads.copied) * chip.hbm_latency,
@@ -335,7 +337,7 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Returns how many tiles a CTA stores to write `write_bytes`.  For TMA, counts the stores to shared memory."""
+    """Returns how many tiles a CTA must store for `write_bytes`.  For TMA, a tile's bytes are its shared stores."""
     stored_bytes = 0.0
     for role in roles:
         uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)
@@ -358,29 +360,33 @@ def _turns(roles: Sequence[Role], flops: float, read_bytes: float, loaded: float
 
 
 def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float, chip: Chip) -> dict[Pipe, float]:
-    total: Counter[Pipe] = Counter()
+    cycles_by_pipe: Counter[Pipe] = Counter()
     for role in roles:
         for body, num_repeats in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
             for entry in body:
                 for pipe, cycles in chip.cycles(entry).items():
-                    total[pipe] += cycles * num_repeats * role.warps  # type: ignore[assignment]
-    return dict(total)
+                    cycles_by_pipe[pipe] += cycles * num_repeats * role.warps  # type: ignore[assignment]
+    return dict(cycles_by_pipe)
 
 
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Returns the clocks of a CTA's dependent steps if no other CTA runs on its SM.  `copy_cycles` is per iteration."""
+    """Returns the clocks of a CTA's dependent steps if it is alone on its SM.  `copy_cycles` is per loop iteration."""
     shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
-        setup, per_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))
+        once_cycles, round_cycles = (
+            span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds)
+        )
         if not role.loops:
-            shared_cycles += setup + rounds * per_round  # all warps run this code
+            shared_cycles += once_cycles + rounds * round_cycles  # all warps run this code
             continue
         turn_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
         has_copies = any(entry.loads_async for entry in role.turn)
-        max_cycles = max(max_cycles, setup + rounds * per_round + turns * max(turn_cycles, has_copies * copy_cycles))
-        begin_cycles, end_cycles = max(begin_cycles, setup), max(end_cycles, per_round)
+        max_cycles = max(
+            max_cycles, once_cycles + rounds * round_cycles + turns * max(turn_cycles, has_copies * copy_cycles)
+        )
+        begin_cycles, end_cycles = max(begin_cycles, once_cycles), max(end_cycles, round_cycles)
     working_roles = [role for role in roles if role.loops]
     if len(working_roles) > 1:
         shared_pipes = _pipe_cycles(working_roles, 0, rounds, turns, chip)

@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """Compares the fastest kernels of one op with its library and naive kernels.  Optimized kernels are preferred."""
+    """Compares the fastest optimized kernels of one op (else the fastest others) with its library and naive kernels."""
 
     machine: str
     op: str
@@ -144,8 +144,8 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Returns failed results, results with impossible times, and A/B verdicts that block a merge.
 
-    A newer record of the same machine, kernel, case and scheme replaces an older result.  `current` has the newest
-    bench record of each kernel, case and machine (`sources.newest`)."""
+    A newer record of the same machine, kernel, case and scheme replaces an older result.  `current` has only such
+    newest records, and all of them are bench records."""
     found_problems = []
     newest_checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     other_records = sources.newest(
@@ -185,9 +185,11 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
             reason_text = "registered, and in no bench record of this machine"
             gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
     recorded_kinds = {item.record.kind for item in located}
-    gone = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in recorded_kinds)
-    if gone:
-        gaps.append(Gap("any machine", "NO RECORD", "no record of these kinds was read", gone, len(gone)))
+    missing_kinds = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in recorded_kinds)
+    if missing_kinds:
+        gaps.append(
+            Gap("any machine", "NO RECORD", "no record of these kinds was read", missing_kinds, len(missing_kinds))
+        )
     return tuple(gaps)
 
 
@@ -211,8 +213,10 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     machines = grouped((item.record for item in located), machine_of).values()
     largest_ids = {id(record) for records in machines for record in largest_cases(records)}
     trend_items = [item for item in located if id(item.record) in largest_ids and not why_not(item.record)]
-    found = find_trends(points_of((item.record, item.source) for item in trend_items), {})
-    long_trends = [trend for trend in found if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
+    all_trends = find_trends(points_of((item.record, item.source) for item in trend_items), {})
+    long_trends = [
+        trend for trend in all_trends if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1
+    ]
     return tuple({**trend.row(), "source": trend.points[-1].file} for trend in long_trends)
 
 

@@ -146,12 +146,16 @@ def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
         for name, value in {**(environment.get("gpu") or {}), **environment}.items():
             if name not in _SHOWN_ELSEWHERE and value is not None:
                 values_by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
-        for name, numbers in values_by_name.items():
+        for name, all_numbers in values_by_name.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            numbers += [value for value in values or () if isinstance(value, int | float)]
+            all_numbers += [value for value in values or () if isinstance(value, int | float)]
     facts = [Fact(label, tuple(values)) for label, values in values_by_label.items()]
-    range_by_name = {name: [min(numbers), max(numbers)] for name, numbers in values_by_name.items() if numbers}
+    range_by_name = {
+        name: [min(all_numbers), max(all_numbers)] for name, all_numbers in values_by_name.items() if all_numbers
+    }
     facts += [Fact(metric_label(name), (value_text(name, low_high),)) for name, low_high in range_by_name.items()]
-    read = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
-    reasons = dict.fromkeys(reason for clocks in read for reason in clocks.get("throttle_names") or ())
-    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if read else []))
+    clock_readings = [
+        record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None
+    ]
+    reasons = dict.fromkeys(reason for clocks in clock_readings for reason in clocks.get("throttle_names") or ())
+    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if clock_readings else []))

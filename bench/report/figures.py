@@ -43,9 +43,9 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
 
-    A kernel has no point if it failed its check, was not timed, or has an invalid time.  With `device`, `roofs` are the
-    ceilings of this device, and every point has a bound on this device.  A point then has a time only if its record is
-    OK and was measured on this device."""
+    A kernel has no point if it failed its check or has an invalid time.  Without `device`, it also needs a time.  With
+    `device`, every point has a bound on this device, and `roofs` are the ceilings of the device.  Then only records
+    that are OK and were measured on this device give a time."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -130,10 +130,11 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """Returns roofline points for a device that is not in this machine.  Each op uses only one case.  Each kernel has
-    one point, with a bound and no time.  Times that others published for these cases are added as points.
+    """Returns roofline points for a device that this machine does not have.  Each op uses only its largest case by
+    FLOPs and bytes, because people usually buy a device for large cases.
 
-    The case is the suite's largest case by FLOPs and bytes, because people usually buy a device for large cases."""
+    Each kernel has one point, with a bound and no time.  Times that others published for these cases are added as
+    points."""
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
@@ -196,9 +197,14 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
         return None, "the record names no scheme"
     if cost is None:
         needed_values = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
-        missing = " and no ".join(name for name, value in needed_values.items() if value is None)
+        missing_names = " and no ".join(name for name, value in needed_values.items() if value is None)
         reason = "its op is not registered here (--kernel FILE registers it)"
-        return None, f"{reason}, and it names no {missing}" if missing and "imported" in record.environment else reason
+        return (
+            None,
+            f"{reason}, and it names no {missing_names}"
+            if missing_names and "imported" in record.environment
+            else reason,
+        )
     for roof in roofs:
         if missing_dtypes := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
             return None, f"{roof.device} has no {roof.kind} matrix rate for {missing_dtypes}"
@@ -237,7 +243,7 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
     files = drawing.files(fixed_axes)
     if (suffix := out.suffix.removeprefix(".")) in files:
         return [write_whole(out, files[suffix])]
-    return [write_whole(out / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
+    return [write_whole(out / f"roofline-{name}.{suffix}", file_content) for suffix, file_content in files.items()]
 
 
 def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
@@ -285,9 +291,8 @@ def drawings(
     """Returns one figure for each machine that has a roofline point.  `across` makes one figure for all machines.
 
     A figure shows the newest record of each kernel and case.  It shows the largest case of each op, or with `all_cases`
-    all cases.  `runs` has parts of run ids.  If `runs` is given, a figure shows only records of these runs, and the
-    label of a case names the run.  A CPU with another number of threads counts as another machine, because its ceilings
-    differ."""
+    all cases.  With `runs`, it shows only records whose run id contains one of these texts.  Then the label of a case
+    also names the run.  A CPU with another number of threads counts as another machine, because its ceilings differ."""
     roofed_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
     selected_records = (record for record in roofed_records if not runs or any(run in record.run_id for run in runs))
     figures: list[Drawing] = []

@@ -26,11 +26,17 @@ def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | 
             cases[case] = Case(**record.case)
     ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for (op, case, scheme), ms_by_kernel in groups.items():
-        default = default_of(op, cases[case])
+        default_kernel = default_of(op, cases[case])
         for kernel, ms in ms_by_kernel.items():
-            for base, subject_text in (("library", f"{op}: the default {kernel}"), ("naive", f"{op}: {kernel}")):
-                if base in ms_by_kernel and kernel not in (base, "naive") and (base == "naive" or kernel == default):
-                    ratios.setdefault((subject_text, base), []).append((ms / ms_by_kernel[base], f"{case} {scheme}"))
+            for base_role, subject_text in (("library", f"{op}: the default {kernel}"), ("naive", f"{op}: {kernel}")):
+                if (
+                    base_role in ms_by_kernel
+                    and kernel not in (base_role, "naive")
+                    and (base_role == "naive" or kernel == default_kernel)
+                ):
+                    ratios.setdefault((subject_text, base_role), []).append(
+                        (ms / ms_by_kernel[base_role], f"{case} {scheme}")
+                    )
     worst_ratios = {key: max(case_ratios) for key, case_ratios in ratios.items() if max(case_ratios)[0] > SLOWER_RATIO}
     sentences = []
     for key, (ratio, case) in sorted(worst_ratios.items(), key=lambda item: -item[1][0]):

@@ -139,7 +139,7 @@ class OpLadder:
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """Returns each kernel's description from the docstring of the op's folder, or nothing for other repositories."""
+    """Returns each kernel's description from the docstring of the op's folder, or nothing for ops outside Rooflab."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """Returns the machine, op, case and scheme of a record.  Two kernels are compared only if these are equal."""
+    """Returns the machine, op, case and scheme of a record.  Kernels stand side by side only if these are equal."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -238,7 +238,7 @@ def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckR
     ranked_checks = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
     for (machine, kernel), items in grouped(ranked_checks, lambda item: kernel_key(item.record)[:3:2]).items():
         ran_records = [item.record for item in items if item.record.status not in NOT_RUN]
-        errors = [stats.get("max_error_over_tolerance") for record in ran_records for stats in record.errors]
+        max_errors = [stats.get("max_error_over_tolerance") for record in ran_records for stats in record.errors]
         row = CheckRow(
             kernel=kernel,
             machine=machine,
@@ -246,7 +246,7 @@ def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckR
             right=sum(record.status == "OK" for record in ran_records),
             wrong=sum(record.status != "OK" for record in ran_records),
             not_run=len(items) - len(ran_records),
-            worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
+            worst=max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
             weak=sum(bool(record.weak) for record in ran_records),
             source=items[-1].source,
         )

@@ -23,7 +23,7 @@ HOST_NAME, GREY = "host and gaps", "#7b828b"
 
 @dataclass(frozen=True)
 class Segment:
-    """Describes one part of a bar: the time of one op at one position in the engine step, or the host's time."""
+    """Describes one part of a bar: the time of one op with one weight (such as `qkv_proj`), or the host's time."""
 
     name: str
     ms: float
@@ -66,8 +66,8 @@ def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
 
 def _title(record: Record) -> str:
     case = plain(dict(record.case))
-    step = f"{case['kind']} of {case['batch']} x {case['context']} tokens"
-    return f"{case['model']} in {case['dtype']}: {step} on {case['of']}"
+    step_text = f"{case['kind']} of {case['batch']} x {case['context']} tokens"
+    return f"{case['model']} in {case['dtype']}: {step_text} on {case['of']}"
 
 
 def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
@@ -91,7 +91,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Returns the milliseconds of each op at each position in the engine step, and the milliseconds of the host."""
+    """Returns the milliseconds of each op, apart for each weight (such as `qkv_proj`), and those of the host."""
     ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
         if key not in UNSTACKED_METRICS and not key.endswith("_bound_ms"):

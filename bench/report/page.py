@@ -35,8 +35,8 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
-    environment.filters |= {function.__name__: function for function in filters}
+    filter_functions = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
+    environment.filters |= {filter_function.__name__: filter_function for filter_function in filter_functions}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,

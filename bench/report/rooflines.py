@@ -17,7 +17,7 @@ from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """Describes one limit, such as bandwidth, with its values: measured, from the data sheet, and at a clock."""
+    """Describes one limit, such as bandwidth: as measured, from the data sheet, and at the lowest recorded clock."""
 
     name: str
     texts: Mapping[CeilingKind, str]
@@ -54,8 +54,10 @@ class CeilingTable:
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
     """Returns a table of ceilings for each machine with measured or recorded ceilings."""
-    found = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
-    return tuple(_table(machine, items) for machine, items in grouped(found, lambda it: machine_of(it.record)).items())
+    ceiling_items = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
+    return tuple(
+        _table(machine, items) for machine, items in grouped(ceiling_items, lambda it: machine_of(it.record)).items()
+    )
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
@@ -82,7 +84,7 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
     """Returns the lowest SM clock of all records in MHz.  Returns None if no record has a clock.
 
     The clock of a record is the clock that the device itself measured, or else the highest clock that NVML reported.
-    The lowest clock that NVML reported may be that of an idle GPU."""
+    The lowest clock of NVML is not used, because the GPU may have been idle at that time."""
     clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}
@@ -123,17 +125,21 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """Returns the best result of each microkernel in its newest run, over all launch shapes."""
-    valid = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
-    valid = [item for item in valid if 0 < MachineLimits.amount(item.record)[0] < inf]
+    valid_items = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
+    valid_items = [item for item in valid_items if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
-    for group in grouped(valid, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)).values():
-        run = [item for item in group if item.record.run_id == group[-1].record.run_id]
-        ((limit_name, record),) = MachineLimits([item.record for item in run]).best().items()
+    for group in grouped(
+        valid_items, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)
+    ).values():
+        run_items = [item for item in group if item.record.run_id == group[-1].record.run_id]
+        ((limit_name, record),) = MachineLimits([item.record for item in run_items]).best().items()
         value, unit_text = MachineLimits.amount(record)
         text = f"{digits(value * 1e6)} µs" if unit_text == "s" else f"{si(value)}{unit_text}"
         name = f"{limit_name} {record.scheme}" if record.scheme and record.scheme not in limit_name else limit_name
         method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
-        readings.append(BestMicrokernel(name, text, method, next(item.source for item in run if item.record is record)))
+        readings.append(
+            BestMicrokernel(name, text, method, next(item.source for item in run_items if item.record is record))
+        )
     return readings
 
 

@@ -84,11 +84,11 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
-        numbered_lines = [(line, text.strip()) for line, text in lines if text.strip()]
+        numbered_lines = [(line, line_text.strip()) for line, line_text in lines if line_text.strip()]
         new_items: list[Located] = []
-        for (line, text), record in zip(numbered_lines, records, strict=True):
-            if text not in known_lines:
-                known_lines.add(text)
+        for (line, line_text), record in zip(numbered_lines, records, strict=True):
+            if line_text not in known_lines:
+                known_lines.add(line_text)
                 try:
                     checked_record = whole(record)
                 except ValueError as error:
@@ -109,7 +109,7 @@ def display_name(path: Path) -> str:
 
 
 def whole(record: Record) -> Record:
-    """Checks the GPU and the ceilings of a record, and returns the record without its samples.
+    """Returns the whole record without its samples, after a check of its GPU and its ceilings.
 
     Raises `ValueError` on an invalid value.  A report shows no samples."""
     gpu = record.environment.get("gpu")
@@ -211,14 +211,20 @@ def _code_of(record: Record) -> tuple[object, ...]:
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
     """Adds counted memory traffic to the record, if a hardware profile of the same code and config exists."""
-    base, median_ms, code_id = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
-    if base.dirty or not any(code_id) or median_ms is None or base.traffic_basis == "counted":
+    bench_record, median_ms, code_id = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
+    if bench_record.dirty or not any(code_id) or median_ms is None or bench_record.traffic_basis == "counted":
         return chosen
     for item in reversed(profiles):
-        profile, total = item.record, item.record.traffic_bytes or 0.0
-        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, base.config)
-        if profile.traffic_basis == "counted" and total > 0 and same_code:
-            intensity, rate = (base.flops or 0.0) / total, total / median_ms * 1e3
-            counted = replace(base, traffic_bytes=total, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
+        profile, counted_bytes = item.record, item.record.traffic_bytes or 0.0
+        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
+        if profile.traffic_basis == "counted" and counted_bytes > 0 and same_code:
+            intensity, rate = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
+            counted = replace(
+                bench_record,
+                traffic_bytes=counted_bytes,
+                intensity=intensity,
+                bytes_per_s=rate,
+                traffic_basis="counted",
+            )
             return replace(chosen, record=counted, counted=item.source)
     return chosen

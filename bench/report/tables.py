@@ -62,10 +62,10 @@ def _baseline(record: Record) -> str:
 
 
 def _why(record: Record) -> str:
-    effect, *bounds = (record.metrics.get(name) for name in ("effect", "effect_low", "effect_high"))
+    effect, *effect_bounds = (record.metrics.get(name) for name in ("effect", "effect_low", "effect_high"))
     if record.reason or effect is None or record.verdict != "SLOWER":
         return record.reason
-    bounds_text = " to ".join(percent(bound, signed=True) for bound in bounds if bound is not None)
+    bounds_text = " to ".join(percent(bound, signed=True) for bound in effect_bounds if bound is not None)
     return f"its time is {percent(effect, signed=True)} against its baseline's, bounds {bounds_text or 'unknown'}"
 
 
@@ -162,7 +162,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     """Groups engine runs with the same metrics into one table each.  Only the newest record of each machine, kind of
     run, options and kernels is shown.
 
-    A run with one token per request has no ITL.  Its table also has the runs with an ITL."""
+    A run with one token per request has no ITL.  It is in the same table as runs with an ITL."""
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),
@@ -170,8 +170,10 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     tables, ops = [], registry.ops()
     for group in grouped(items, _metrics).values():
         keys = dict.fromkeys(key for item in group for key in item.record.metrics)
-        names = list(dict.fromkeys(item.record.case_id or "engine" for item in group))
-        title = names[0] if len(names) == 1 else "Runs of requests" if "ttft_p50_ms" in keys else "Other readings"
+        run_kinds = list(dict.fromkeys(item.record.case_id or "engine" for item in group))
+        title = (
+            run_kinds[0] if len(run_kinds) == 1 else "Runs of requests" if "ttft_p50_ms" in keys else "Other readings"
+        )
         rows = []
         for item in group:
             record = item.record

@@ -106,9 +106,9 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
     """Returns `file` and all files that it imports, directly or indirectly.  Imports inside functions count too."""
     reached_files: set[Path] = set()
-    to_visit = [file]
-    while to_visit:
-        file = to_visit.pop()
+    files_left = [file]
+    while files_left:
+        file = files_left.pop()
         if file in reached_files or not file.is_file():
             continue
         reached_files.add(file)
@@ -117,5 +117,5 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
             for name in _imported(ast.parse(file.read_bytes())):
                 for module in (folder.joinpath(*name.split(".")) for folder in (*folders, *parents)):
                     packages = (parent / "__init__.py" for parent in (module, *module.parents) if parent != tree)
-                    to_visit += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+                    files_left += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
     return reached_files

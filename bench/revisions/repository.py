@@ -28,8 +28,8 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
     if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
-        message = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
-        raise ValueError(message or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
+        kernel_message = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
+        raise ValueError(kernel_message or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
     return root
 
 
@@ -73,5 +73,7 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
     all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
     rooflab = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
-    in_tree = {name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab)}
-    return {name: str(src.relative_to(root)) for name, src in in_tree.items()}
+    files_in_tree = {
+        name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab)
+    }
+    return {name: str(src.relative_to(root)) for name, src in files_in_tree.items()}

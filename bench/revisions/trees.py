@@ -82,7 +82,7 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
-    """Raises `ValueError` if this version of `bench` cannot measure the kernels and op specifications of `tree`."""
+    """Raises `ValueError` if `tree` has another `CONTRACT` number in `reference/spec.py` than this Rooflab."""
     file = tree / "reference" / "spec.py"
     contract_match = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     if contract_match is None or int(contract_match[1]) != CONTRACT:
@@ -95,7 +95,12 @@ def check_contract(tree: Path, label: str, option: str = "base") -> None:
 def pins(tree: Path) -> tuple[str, ...]:
     """Returns a worktree's requirements for packages that can change a kernel's time, such as torch."""
     project_file, constraints_file = tree / "pyproject.toml", tree / CONSTRAINTS
-    toml: dict[str, Any] = tomllib.loads(project_file.read_text()).get("project", {}) if project_file.is_file() else {}
-    requirements = [*toml.get("dependencies", []), *toml.get("optional-dependencies", {}).get("cuda", [])]
+    project_table: dict[str, Any] = (
+        tomllib.loads(project_file.read_text()).get("project", {}) if project_file.is_file() else {}
+    )
+    requirements = [
+        *project_table.get("dependencies", []),
+        *project_table.get("optional-dependencies", {}).get("cuda", []),
+    ]
     requirements += constraints_file.read_text().splitlines() if constraints_file.is_file() else []
     return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(TIMED_PACKAGES)))

@@ -59,7 +59,7 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Compiles the kernels of one suite entry.  Returns the number of new kernels and the seconds of compilation."""
+    """Answers a request: compiles the kernels of a suite entry.  Returns the number of new kernels and the seconds."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     start_s, num_before, num_microkernels, failures = time.monotonic(), len(compiled_hashes), 0, dict[str, str]()
     for launches in request["launches"]:
@@ -83,7 +83,7 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
     op = str(launches["op"])
     spec, kernel_names = registry.get_op(op), launches.get("kernels", ())
     kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
-    named_cases = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
+    named_cases = [spec.check_case(Case.parse(case_text)) for case_text in launches.get("cases", ())]
     cases = [*named_cases, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
     scheme_name = launches.get("scheme", default_scheme(torch.device("cuda")))
     names = spec.schemes if scheme_name == "all" else [scheme_name if scheme_name in spec.schemes else spec.schemes[0]]
@@ -98,14 +98,16 @@ def main() -> None:
     if sys.argv[1:]:
         path = Path(sys.argv[1])
         entries = read_plan(path)
-        ended = state.load(path.parent, [entry.id for entry in entries]).done  # the entries that a resumed run has done
-        entries = [entry for entry in entries if not ended(entry.id)]
+        is_done = state.load(
+            path.parent, [entry.id for entry in entries]
+        ).done  # the entries that a resumed run has done
+        entries = [entry for entry in entries if not is_done(entry.id)]
     rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
-    total = sum(row.get("seconds", 0.0) for row in rows)
+    core_s = sum(row.get("seconds", 0.0) for row in rows)
     num_failed = sum("failed" in row for row in rows)
     wall_seconds = time.monotonic() - start_s
-    show.line(f"{total:.0f} s of a core, in {wall_seconds:.0f} s; {num_failed} of {counted(len(rows), 'row')} failed")
+    show.line(f"{core_s:.0f} s of a core, in {wall_seconds:.0f} s; {num_failed} of {counted(len(rows), 'row')} failed")
     if num_failed:
         raise SystemExit(ExitStatus.INCORRECT)
 

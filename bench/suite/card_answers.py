@@ -29,9 +29,9 @@ def environment(context: Context) -> EntryOutcome:
 
 def _answers(context: Context, figures: dict[str, Any]) -> EntryOutcome:
     ones_matrix = torch.ones(1000, 1000, device=context.device)
-    total = float((ones_matrix @ ones_matrix).sum())
-    if total != 1e9:
-        return EntryOutcome("FAILED", f"the device computes {total} where 1e9 was expected", figures=figures)
+    matrix_sum = float((ones_matrix @ ones_matrix).sum())
+    if matrix_sum != 1e9:
+        return EntryOutcome("FAILED", f"the device computes {matrix_sum} where 1e9 was expected", figures=figures)
     return EntryOutcome(figures=figures)
 
 

@@ -36,19 +36,21 @@ kernels with barriers may hang."""
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
     """Runs each kernel on one small case that it supports, in its own process with a time limit.
 
-    `trust` is a folder with records of an earlier run.  Checks in these records count if the code is the same and the
-    GPU has the same name.  If a check itself raises an error, only its kernel fails.  A kernel is excluded from later
-    entries if no time was left for its check."""
+    `trust` is a folder with records of an earlier run.  A check in these records is not repeated if the code is the
+    same and the GPU has the same name.  An error in the program of a check excludes only its kernel.  A kernel is also
+    excluded from later entries if no time was left for its check."""
     device, machine = torch.device(context.device), Environment.now()
     passed_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
-    risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
+    risky_kernels = sorted(
+        (k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend)
+    )
     if context.dry_run:
-        risky = risky[:1]  # each process takes seconds, and all kernels take the same path
+        risky_kernels = risky_kernels[:1]  # each process takes seconds, and all kernels take the same path
     elif trust is not None:
         passed_store.trust(trust)
-    passed_kernels = [kernel for kernel in risky if not context.dry_run and passed_store.holds(kernel)]
-    runnable_kernels = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
+    passed_kernels = [kernel for kernel in risky_kernels if not context.dry_run and passed_store.holds(kernel)]
+    runnable_kernels = [kernel for kernel in risky_kernels if context.dry_run or kernel.why_not_here(device) is None]
     to_check = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
     tasks = [(kernel, chosen) for kernel in to_check if (chosen := first_taken(kernel, default_scheme(device)))]
 
@@ -58,7 +60,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
         return None if context.left_s < 0 else run_check(CheckTask(kernel, *chosen))
 
     excluded: dict[str, str] = {}
-    good: list[Kernel] = []
+    right_kernels: list[Kernel] = []
     late_names: list[str] = []
     with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
         kernel_by_future = {pool.submit(attempt, *task): task[0] for task in tasks}
@@ -73,16 +75,22 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                 code_field = {CODE_FIELD: passed_store.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code_field}))
                 if result.status == "OK":
-                    good.append(kernel)
+                    right_kernels.append(kernel)
                 elif result.status not in NOT_RUN:
                     excluded[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
-        passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in good})
-    faults = [f"{name}: {text}" for name, text in excluded.items()]
-    figures = {"right": len(good) + len(passed_kernels), "right before": len(passed_kernels), "excluded": len(excluded)}
-    figures["not here"] = len(risky) - len(good) - len(passed_kernels) - len(excluded) - len(late_names)
+        passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in right_kernels})
+    fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded.items()]
+    figures = {
+        "right": len(right_kernels) + len(passed_kernels),
+        "right before": len(passed_kernels),
+        "excluded": len(excluded),
+    }
+    figures["not here"] = (
+        len(risky_kernels) - len(right_kernels) - len(passed_kernels) - len(excluded) - len(late_names)
+    )
     excluded |= dict.fromkeys(late_names, "no time was left for its first check")
-    reason = "; ".join(faults + [f"no time for {name}" for name in late_names])
+    reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_names])
     return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded)
 
 

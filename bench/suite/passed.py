@@ -72,7 +72,11 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
         return frozenset()
     passed_store, default_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
     first_cases = ((kernel, first_taken(kernel, default_name)) for kernel in kernels if passed_store.holds(kernel))
-    return frozenset(kernel.name for kernel, first in first_cases if first is not None and first[1].name == scheme)
+    return frozenset(
+        kernel.name
+        for kernel, first_choice in first_cases
+        if first_choice is not None and first_choice[1].name == scheme
+    )
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:

@@ -55,17 +55,17 @@ START_S = 8.0
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
     """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` are paths of files with more entries.  `trust` goes to the entry of the first checks.  `only` selects
-    entries by an op, a family of ops, an entry's id, or the first word of an id.  A family such as `attention` contains
-    every op with that word in its name, and the ops in `FAMILY_OPS[family]`.  Prerequisites of the selected entries are
-    also selected. Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of
-    entries, or two entries have the same folder."""
+    `files` are paths of files with more entries.  `trust`, a folder with records of an earlier run, is passed to the
+    first checks.  `only` selects entries by an op, a family of ops, an entry's id, or the first word of an id.  A
+    family such as `attention` contains every op with that word in its name, and the ops in `FAMILY_OPS[family]`.
+    Prerequisites of the selected entries are also selected. Raises `ValueError` in three cases: a name in `only`
+    matches nothing, a file is not a list of entries, or two entries have the same folder."""
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
     by_id = {entry.id: entry for entry in all_entries}
     folders = Counter(folder_of(Path(), entry.id).name for entry in all_entries)
-    if repeated_names := [name for name, count in folders.items() if count > 1]:
+    if repeated_names := [name for name, num_entries in folders.items() if num_entries > 1]:
         raise ValueError(f"plan: expected each entry once, got {repeated_names[0]} {folders[repeated_names[0]]} times")
     chosen_ids = set(by_id)
     if only:
@@ -103,7 +103,7 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the first word of an id without `bar:`.  For `bar:engine.llama-3.1-8b` it is `engine`."""
+    """Returns the first word of an id, such as `engine` for `bar:engine.llama-3.1-8b`.  `bar:` marks a target."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -171,12 +171,12 @@ def latency_entries() -> list[Entry]:
         Entry(
             f"latency:{name}",
             title,
-            (*LAB_COMMAND, *words, *MODEL_OPTIONS),
+            (*LAB_COMMAND, *command_words, *MODEL_OPTIONS),
             START_S + cost,
             48.0,
             checks=tuple(FIRST_ON_CUDA),
         )
-        for name, title, words, cost in LATENCY_ENTRIES
+        for name, title, command_words, cost in LATENCY_ENTRIES
     ]
 
 
@@ -188,11 +188,11 @@ def op_entries(op: str) -> list[Entry]:
     num_times = len(kernels) * sum(len(spec.cases.get(suite, ())) for suite in MODEL_SUITES)
     run_options = ("--out", "{out}", "--seed", "{seed}")
     resume_options = ("--seconds", "{seconds}", "--resume", *run_options)
-    suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
+    suites = tuple(option_word for suite in MODEL_SUITES for option_word in ("--suite", suite))
     small_options = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
-    one_of_each = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
-    kernel_options = tuple(word for name in one_of_each for word in ("--kernel", name))
+    backend_kernels = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
+    kernel_options = tuple(option_word for name in backend_kernels for option_word in ("--kernel", name))
     entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
               (*LAB_COMMAND, "check", op, "--suite", "smoke", "--suite", "edge", *resume_options),

@@ -124,7 +124,7 @@ class _SuiteRun:
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Raises `ValueError` on another kind of machine.  Entries about one GPU run again on another GPU."""
+        """Raises `ValueError` on another kind of machine.  Entries about the GPU run again if only the GPU changed."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
@@ -163,12 +163,14 @@ class _SuiteRun:
             status = outcomes[name].status if name in outcomes else "not done"
             if name in plan_ids and status not in ("DONE", "PARTIAL"):
                 return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
-        left, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
-        if left >= MIN_COST_SHARE * cost_s:
+        left_s, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
+        if left_s >= MIN_COST_SHARE * cost_s:
             return None
         if entry.id in outcomes and outcomes[entry.id].status == "PARTIAL":
             return outcomes[entry.id]
-        return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
+        return EntryOutcome(
+            "NOT_REACHED", f"{max(left_s, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}"
+        )
 
     def _one(self, entry: Entry) -> EntryOutcome:
         """Runs one entry.  If a kernel kills the process, a new process continues without this kernel."""
@@ -276,7 +278,7 @@ class _SuiteRun:
         return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Returns whether a single kernel runs too long.  If several run, all may just be slow on a busy CPU."""
+        """Returns whether a single kernel runs too long.  Several kernels at a time may just be slow on a busy CPU."""
         running_state = Running.read(self._note_path())
         max_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
         return len(running_state.kernels) == 1 and time.time() - running_state.began > max_s
@@ -290,7 +292,7 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU, a process without CUDA context runs the next entry too."""
+        """Ends the process of an entry on a GPU.  On a CPU, it has no CUDA context and runs the next entry too."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Runs a command line in this process and returns its exit status.  An exception ends the process."""
+    """Answers a request: runs its command line here.  Returns the exit status.  An exception ends the process."""
     os.environ.update(request["environment"])
     old_argv, path = sys.argv, list(sys.path)
     first_word, *argument_words = request["words"]

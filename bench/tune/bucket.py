@@ -89,14 +89,16 @@ class DeviceTimes:
 
         One process would compile the configs one after the other, about 1 s each.  A later launch finds the compiled
         code in the cache."""
-        new = [config for config in configs if config not in self._compiled]
-        self._compiled.update(new)
+        new_configs = [config for config in configs if config not in self._compiled]
+        self._compiled.update(new_configs)
         is_rooflab_kernel = self._kernel.fn.__module__.startswith("rooflab.")
         if self._device.type != "cuda" or self._kernel.backend not in ("triton", "gluon") or not is_rooflab_kernel:
             return {}
         case = self._cases[0]
-        requests = [KernelCase(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new]
-        answers = zip(new, compile_kernels(requests), strict=True)
+        requests = [
+            KernelCase(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new_configs
+        ]
+        answers = zip(new_configs, compile_kernels(requests), strict=True)
         return {config: str(answer) for config, answer in answers if isinstance(answer, CompileFailure)}
 
 
@@ -186,7 +188,7 @@ class TuningRun:
         if self.dry_run:
             self.results += [self._dry_result(*row) for row in search_results]
             return
-        finalists = {kernel.name: result.finalists(start) for kernel, start, result, _ in search_results}
+        finalists = {kernel.name: result.finalists(start_config) for kernel, start_config, result, _ in search_results}
         records = self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
         self.results += [self._result(*row, records) for row in search_results]
 
@@ -202,30 +204,34 @@ class TuningRun:
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
         """Searches the configs of a kernel on the largest and the smallest case.  Returns three values: the config that
         the launcher itself chooses for the largest case, the result of the search, and counts of configs."""
-        probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
-        start = kernel.config_for(cases[-1], self.scheme, self.device)
+        probe_cases, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
+        start_config = kernel.config_for(cases[-1], self.scheme, self.device)
         legal_configs = [
             config
             for config in kernel.tunable.legal_configs(cases[-1], self.scheme)
             if all(tuning.is_legal(config, case, self.scheme) for case in cases)
         ]
-        num_offered = len({*tuning.configs(cases[-1], self.scheme), start})
+        num_offered = len({*tuning.configs(cases[-1], self.scheme), start_config})
         result_counts = {"kernel": kernel.name, "bucket": bucket, "cases": len(cases)}
         result_counts |= {"configs": num_offered, "illegal": num_offered - len(legal_configs)}
-        costs = [self._cost(case) for case in probes]
-        bounds = {config: self._by_arithmetic(kernel, config, probes, costs) for config in legal_configs}
+        costs = [self._cost(case) for case in probe_cases]
+        bounds = {config: self._by_arithmetic(kernel, config, probe_cases, costs) for config in legal_configs}
         random.Random(self.seed).shuffle(legal_configs)
         legal_configs.sort(key=lambda config: (math.prod(bounds[config][0]), -bounds[config][1]))
-        times = made_up if self.dry_run else DeviceTimes(kernel, self.spec, probes, self.scheme, self.device, self.seed)
-        result = search(start, legal_configs, lambda config: bounds[config][0], times, ends)
+        times = (
+            made_up
+            if self.dry_run
+            else DeviceTimes(kernel, self.spec, probe_cases, self.scheme, self.device, self.seed)
+        )
+        result = search(start_config, legal_configs, lambda config: bounds[config][0], times, ends)
         result_counts |= {"bounded": result.bounded, "dropped": result.dropped}
-        return start, result, result_counts | {"failed": len(result.failures), "left": result.left}
+        return start_config, result, result_counts | {"failed": len(result.failures), "left": result.left}
 
     def _by_arithmetic(
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
     ) -> tuple[Seconds, float]:
         """Computes the least possible seconds of a config on each case, at the GPU's highest clock.  Also computes the
-        occupancy on the first case, which orders configs with equal seconds.  Unknown values are 0."""
+        occupancy on the first case, by which configs with equal seconds are sorted.  Both are 0 if unknown."""
         gpu, footprint = _card(self.device), kernel.tunable.footprint
         if gpu is None:
             return tuple(0.0 for _ in probes), 0.0
@@ -271,7 +277,7 @@ class TuningRun:
     def _result(
         self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
-        """Returns the fastest config of a kernel over all cases in the records, or the launcher's own choice.
+        """Returns the fastest config over all cases in the records, or none if the launcher's own choice is as fast.
 
         The launcher may choose another config for each case.  Its time on a case is the time of the config that it
         chooses for this case."""
@@ -293,10 +299,10 @@ class TuningRun:
             return BucketResult(**counts, reason=reason)
         default_total = sum(default_times.values())
         totals = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
-        values, total = min(totals, key=lambda entry: entry[1], default=({}, default_total))
-        if total >= default_total:
+        values, best_total = min(totals, key=lambda entry: entry[1], default=({}, default_total))
+        if best_total >= default_total:
             return BucketResult(**counts)
-        return BucketResult(**counts, best=values, faster=math.exp((default_total - total) / len(case_ids)))
+        return BucketResult(**counts, best=values, faster=math.exp((default_total - best_total) / len(case_ids)))
 
 
 @cache

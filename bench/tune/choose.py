@@ -33,10 +33,10 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> l
     records_by_card: dict[tuple[str, str], list[Record]] = {}
     for record in counted_records:
         records_by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
-    for (op, gpu_name), group in records_by_card.items():
+    for (op, gpu_name), group_records in records_by_card.items():
         path = folder / op / "choices.json"
         choices = json.loads(path.read_text()) if path.is_file() else {}
-        choices[gpu_name] = choose(op, group)
+        choices[gpu_name] = choose(op, group_records)
         write_whole(path, json.dumps(choices, indent=2, allow_nan=False) + "\n")
         paths[path] = None
     return list(paths)
@@ -117,7 +117,7 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns a list with the record's config as JSON.  It also has "" if the launcher itself chooses this config."""
+    """Returns names for a record's config: its JSON text, and "" if the launcher itself makes this choice."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -144,6 +144,6 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
 
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
     best_contender = next((contender for name, contender in best.items() if name in allowed), next(iter(best.values())))
-    entry: dict[str, Any] = {"kernel": best_contender.kernel, "record": best_contender.run_id}
+    kernel_choice: dict[str, Any] = {"kernel": best_contender.kernel, "record": best_contender.run_id}
     configs = {name: json.loads(contender.config) for name, contender in best.items() if contender.config}
-    return entry | ({"scheme": scheme, "configs": configs} if configs else {})
+    return kernel_choice | ({"scheme": scheme, "configs": configs} if configs else {})

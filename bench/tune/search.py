@@ -44,8 +44,10 @@ class SearchResult:
 
     def finalists(self, start: Any) -> list[Any]:
         """Returns the fastest configs of the search.  `start`, the launcher's own choice, is not among them."""
-        faster = sorted((config for config in self.scores if config != start), key=lambda config: self.scores[config])
-        return faster[:MAX_FINALISTS]
+        ranked_configs = sorted(
+            (config for config in self.scores if config != start), key=lambda config: self.scores[config]
+        )
+        return ranked_configs[:MAX_FINALISTS]
 
 
 def search(
@@ -85,7 +87,7 @@ def search(
         if isinstance(best_group_times, str):
             result.failures[best_config] = best_group_times
             break
-        scale = result.scores[best_config] / _mean(best_group_times)
+        score_scale = result.scores[best_config] / _mean(best_group_times)
         best_times = best_group_times
         for config in group:
             seconds = group_times[config]
@@ -94,7 +96,7 @@ def search(
             elif _mean(seconds) > DROP_RATIO * _mean(best_group_times):
                 result.dropped += 1
             else:
-                result.scores[config] = scale * _mean(seconds)
+                result.scores[config] = score_scale * _mean(seconds)
                 if result.scores[config] < result.scores[best_config]:
                     best_config, best_times = config, seconds
     return result

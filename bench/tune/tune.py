@@ -109,7 +109,7 @@ def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Ke
     return [
         kernel
         for kernel in registry.kernels(op).values()
-        if kernel.name not in {other.name for other in tunable}
+        if kernel.name not in {tuned_kernel.name for tuned_kernel in tunable}
         and kernel.role in ("library", "optimized")
         and kernel.why_not_here(device) is None
         and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)

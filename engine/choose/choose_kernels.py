@@ -77,8 +77,8 @@ def choose_kernels(
     limits: LargestSizes,
     replays: bool = False,
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays` a bucket of decode steps
-    gets C++ kernels only, if a replayed step is faster than an eager one."""
+    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays`, steps can be replayed.
+    Then a bucket of decode steps gets C++ kernels only, if a replayed step is faster than an eager one."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -105,8 +105,8 @@ def choose_kernels(
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     if replays:
-        for upper in (limit for limit in BUCKET_ROWS if limit <= MOST_REPLAYED):
-            fastest_choices |= replayed(bucket_of(upper), fastest_choices, cache.times, limits.arch.num_layers)
+        for bucket_rows in (limit for limit in BUCKET_ROWS if limit <= MOST_REPLAYED):
+            fastest_choices |= replayed(bucket_of(bucket_rows), fastest_choices, cache.times, limits.arch.num_layers)
     (matmul_op,) = set(MATMUL_OPS) & set(limits.ops)
     matmul_choices = {bucket: choices for (op, bucket), choices in fastest_choices.items() if op == matmul_op}
     packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
@@ -121,7 +121,7 @@ def replayed(
     """Returns the C++ kernels for a decode step in `bucket`, or {} if an op has none or an eager step is faster.
 
     The time of an eager step is the sum of its kernels' times.  A replayed step does not run the Python code of a
-    launch.  That code takes about as long as the fastest kernel of all.  An op with one candidate keeps it."""
+    launch.  The time of this code is taken to be that of the fastest kernel.  An op with one candidate keeps it."""
     step = {op: choices for (op, in_bucket), choices in fastest.items() if in_bucket == bucket and op not in PREFILL}
     timed = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed.items()}
@@ -134,11 +134,11 @@ def replayed(
         return sum(calls[op] * times[op][bucket][kernels[op][0].kernel.name] for op in timed) / 1e3
 
     launches = sum(calls[op] for op in step) + 4 * num_layers
-    host = launches * min((us for op in timed for us in times[op][bucket].values()), default=0.0) / 1e3
-    eager, replay = milliseconds(timed), milliseconds(native) - host
-    if replay > eager:
+    host_ms = launches * min((us for op in timed for us in times[op][bucket].values()), default=0.0) / 1e3
+    eager_ms, replay_ms = milliseconds(timed), milliseconds(native) - host_ms
+    if replay_ms > eager_ms:
         return {}
-    why = f"; a replayed step {replay:.1f} ms, an eager one {eager:.1f}"
+    why = f"; a replayed step {replay_ms:.1f} ms, an eager one {eager_ms:.1f}"
     return {
         (op, bucket): [replace(choice, why=choice.why + why * (op in MATMUL_OPS)) for choice in choices]
         for op, choices in native.items()
@@ -149,19 +149,19 @@ def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
     """Returns the fewest packings of the weight that keep gemm within `TOLERATED_RATIO` of its best time per bucket.
-    There are at most two, or one if two copies of all weights do not fit.  Ties go to the least geometric mean loss."""
+    They are one or two, or one if memory has no room for two copies.  The least geometric mean loss decides ties."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """Returns, per bucket, the best time with the packings `ways`, divided by the best time with any packing."""
+        """Returns each bucket's best time with the packings `ways`, divided by its best time with any packing."""
         ratios = []
         for bucket, choices in products.items():
-            measured = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
-            of_all = {choice.kernel.name: measured[choice.kernel.name] for choice in choices}
-            allowed = (of_all[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
-            ratios.append(min(allowed, default=math.inf) / min(of_all.values()))
+            measured_times = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
+            kernel_times = {choice.kernel.name: measured_times[choice.kernel.name] for choice in choices}
+            allowed_times = (kernel_times[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
+            ratios.append(min(allowed_times, default=math.inf) / min(kernel_times.values()))
         return ratios
 
     good_subsets = [ways for ways in subsets if max(losses(ways)) <= TOLERATED_RATIO]
@@ -183,16 +183,16 @@ def time_kernels(
         (args,) = inputs
         calls = {kernel: {name: value for name, value in args.items() if name in kernel.accepted} for kernel in kernels}
         return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in calls.items()}, ends)
-    *layer, head = inputs
+    *layer, output_head = inputs
     times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
     heads = dict.fromkeys(times, 0.0)
     if rows <= 16:  # with more rows the head's product takes longest of all and is like the others
-        heads = time_calls({kernel.name: _products(kernel, [head]) for kernel in kernels}, ends)
+        heads = time_calls({kernel.name: _products(kernel, [output_head]) for kernel in kernels}, ends)
     return {name: limits.arch.num_layers * times[name] + us for name, us in heads.items() if times}
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns one function per copy of the weights, to run all matmuls.  With few rows, the copies exceed the cache."""
+    """Returns functions that run all matmuls, each on its own weights: too many for a cache if there are few rows."""
     weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
     copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
@@ -236,7 +236,7 @@ class KeptTimes:
         """The ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compiler_pool:  # so that the compiler's time is no kernel's
-            list(compiler_pool.map(library, (source for source in sources if source.suffix == ".cpp")))
+            list(compiler_pool.map(library, (source_path for source_path in sources if source_path.suffix == ".cpp")))
         self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
@@ -258,8 +258,8 @@ class KeptTimes:
         """Writes the new times to the cache.  Times from a busy machine are marked as provisional."""
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
-            record = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
-            write_whole(self._path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+            times_record = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
+            write_whole(self._path, json.dumps(times_record, indent=1, allow_nan=False) + "\n")
 
 
 def folder() -> Path:
@@ -268,7 +268,7 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call, by name.  Names are timed in turn, and so are a name's functions.
+    """Returns the median microseconds of a call, by name.  Each round times every name, and all functions of a name.
 
     Returns {} if the clock passes `ends` before the first round.  If it passes later, further rounds are skipped."""
     call_counts = {}
@@ -289,10 +289,10 @@ def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = m
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     for call_index in range(count):
         functions[call_index % len(functions)]()
-    return time.perf_counter() - start
+    return time.perf_counter() - start_time
 
 
 def known() -> Iterator[dict[str, Any]]:

@@ -59,7 +59,7 @@ class LargestSizes:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Returns the names of the ops that the model uses, as the model calls them."""
+        """Returns the ops that the model uses, by the model's names for them (see `registered`)."""
         names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
         return (*(names.get(op, op) for op in MODEL_OPS), DECODE_OP)
 
@@ -85,11 +85,11 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         return _product_inputs(M, limits)
     arch, block_size = limits.arch, limits.block_size
     meta = partial(torch.empty, dtype=limits.dtype, device="meta")
-    H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
+    H, D, query_heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
     drawn_rows = min(M, limits.max_drawn)
     max_blocks = -(-limits.max_model_len // block_size)
     cache = meta(max_blocks, block_size, kv_heads, D)
-    q, k = meta(M, heads, D), meta(M, kv_heads, D)
+    q, k = meta(M, query_heads, D), meta(M, kv_heads, D)
     token_ids = meta(M, dtype=torch.int64)
     attention_options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
@@ -156,13 +156,13 @@ def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT_KEYS
     arguments: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
     rows = len(inputs["q"]) if "q" in inputs else 1
-    length = context if sequences == rows else context + rows
-    pages = -(-max(length, rows) // block_size)
+    sequence_length = context if sequences == rows else context + rows
+    pages = -(-max(sequence_length, rows) // block_size)
     for name, value in inputs.items():
         if name == "block_table":
             arguments[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
         elif name == "seq_lens":
-            arguments[name] = torch.full((sequences,), length, dtype=torch.int32)
+            arguments[name] = torch.full((sequences,), sequence_length, dtype=torch.int32)
         elif name in ("k_cache", "v_cache"):
             arguments[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
         elif name == "positions":
@@ -187,7 +187,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor | None) -> Any:
-    """Packs `b` by `way` (a kernel's `prepare`), with further tensors from `beside`.  Without `way`, returns `b`."""
+    """Packs `b` by `way` (a kernel's `prepare`), with `beside`, such as scales.  Without `way`, returns `b`."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

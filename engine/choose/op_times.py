@@ -48,9 +48,9 @@ def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
+            start_time = time.perf_counter()
             result = function(*arguments, **options)
-            spent[op].append(time.perf_counter() - start)
+            spent[op].append(time.perf_counter() - start_time)
             return result
 
         return call

@@ -52,12 +52,12 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """Maps header keys to the ids of the end-of-text, end-of-turn and end-of-message tokens, or to None."""
+        """Maps header keys to the ids of the end-of-text, end-of-turn and end-of-message tokens (None: no such key)."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns the name and the fields of the header's sampling section, with transformers' names for the fields."""
+        """Returns the source (for messages) and the fields of the sampling settings, with transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
@@ -98,7 +98,7 @@ def read_safetensors(
     file: Path, names: set[str] | None = None, option: str = "model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors `names` of a safetensors file, or all its tensors if `names` is None.  Raises `ValueError` if
-    the file is damaged or lacks one of `names`.  The error message begins with the text `option`."""
+    the file is damaged or lacks one of `names`.  The error message begins with the user's `option`."""
     try:
         with safe_open(file, framework="pt") as tensor_file:
             stored_names = set(tensor_file.keys())
@@ -150,7 +150,7 @@ class SafetensorsCheckpoint:
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns the name and fields of generation_config.json, or else of config.json, as transformers does."""
+        """Returns name and fields of generation_config.json, or of config.json if it is missing (as transformers)."""
         file = self.path / "generation_config.json"
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 

@@ -44,5 +44,5 @@ def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
 
 def with_settings(params: SamplingParams, settings: Mapping[str, float]) -> SamplingParams:
     """Returns `params`, with each None field replaced by the model's value in `settings`."""
-    changes: dict[str, Any] = {name: value for name, value in settings.items() if getattr(params, name) is None}
-    return replace(params, **changes) if changes else params
+    model_values: dict[str, Any] = {name: value for name, value in settings.items() if getattr(params, name) is None}
+    return replace(params, **model_values) if model_values else params

@@ -68,11 +68,11 @@ class GGUFModel:
     def _config(self) -> dict[str, Any]:
         """Returns the model's settings in the format of a Hugging Face config.json."""
         key = f"{self.kind}."
-        hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
+        hidden_size, num_heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
         embedding, rope_factors = self.tensors.get("token_embd.weight"), self.tensors.get(ROPE_FACTORS)
-        if not heads or embedding is None or len(embedding.shape) != 2:
+        if not num_heads or embedding is None or len(embedding.shape) != 2:
             raise ValueError(f"model: {self.path.name} has no {key}attention.head_count or no matrix token_embd.weight")
-        head_dim = self._whole(f"{key}attention.key_length", hidden // heads)
+        head_dim = self._whole(f"{key}attention.key_length", hidden_size // num_heads)
         window_size = self._whole(f"{key}attention.sliding_window", 0)
         expected = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
         if self.kind != "llama":
@@ -84,11 +84,11 @@ class GGUFModel:
             "model_type": "mistral" if window_size else self.kind,
             "sliding_window": window_size or None,
             "rope_scaling": rope_factors and {"rope_type": "factors", "factors": rope_factors.values().tolist()},
-            "hidden_size": hidden,
+            "hidden_size": hidden_size,
             "intermediate_size": self._whole(f"{key}feed_forward_length"),
             "num_hidden_layers": self._whole(f"{key}block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._whole(f"{key}attention.head_count_kv", heads),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._whole(f"{key}attention.head_count_kv", num_heads),
             "head_dim": head_dim,
             "vocab_size": embedding.shape[0],
             "max_position_embeddings": self._whole(f"{key}context_length"),

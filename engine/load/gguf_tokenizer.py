@@ -151,6 +151,6 @@ def _sentencepiece(
     backend = Tokenizer(model)
     replacer = normalizers.Replace(" ", _SPACE_MARK)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), replacer]) if space_first else replacer
-    steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space_first else steps)
+    decoder_steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*decoder_steps, decoders.Strip(" ", 1, 0)] if space_first else decoder_steps)
     return backend

@@ -2,7 +2,7 @@
 
 The bytes of a token depend on no other token.  So a streamed answer has the same text as an answer in one piece.  In
 invalid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
-decoder of the package `tokenizers` differs: one wrong byte in a run of byte tokens makes it replace all bytes of the
+decoder of the package `tokenizers` differs: if one byte in a run of byte tokens is wrong, it replaces all bytes of the
 run.  A stream cannot do this, because it sends the first bytes before it sees the wrong byte.
 """
 
@@ -23,15 +23,15 @@ class Pieces:
     def __init__(self, tokenizer: Any):
         rust_backend = tokenizer.backend_tokenizer
         decoder = json.loads(rust_backend.to_str())["decoder"] or {"type": "Fuse"}
-        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        decoder_steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         self._token = rust_backend.id_to_token
         self._special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._replaced: list[tuple[str, str]] = []
         self._fallback = self._by_bytes = False
         self.leading = 0
         """How many leading spaces of a text are part of the first token but not of the text."""
-        for step in steps:
-            self._read(step)
+        for decoder_step in decoder_steps:
+            self._read(decoder_step)
         self._known: dict[int, bytes] = {}
 
     def _read(self, step: Mapping[str, Any]) -> None:

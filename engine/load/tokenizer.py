@@ -84,7 +84,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes), token_bytes
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """Returns a token that has a different id in the tokenizer `other`, with that id; None if all ids are equal."""
+        """Returns a token whose id is different in the tokenizer `other`, and the id there; None if there is none."""
         id_of = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
         return next(((token, id_of.get(token)) for token, token_id in vocabulary if id_of.get(token) != token_id), None)
@@ -146,9 +146,9 @@ def _of_folder(path: Path) -> Any:
         rust = type(error) is Exception or type(error).__name__ == "PanicException"
         if not (rust or isinstance(error, (*_READ_ERRORS, StrictDataclassError))):
             raise
-        source = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
+        bad_file = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
         reason = " ".join(str(error).split())
-        raise ValueError(f"model: no tokenizer that transformers can read in {source}: {reason:.300}") from error
+        raise ValueError(f"model: no tokenizer that transformers can read in {bad_file}: {reason:.300}") from error
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def check_text(prompt: str) -> None:
 
 
 def some(ids: list[int]) -> list[int]:
-    """Returns `ids`.  Raises `ValueError` if `ids` is empty."""
+    """Returns `ids` if there are some ids in it.  Raises `ValueError` if `ids` is empty."""
     if not ids:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     return ids

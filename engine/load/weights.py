@@ -107,7 +107,7 @@ def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: s
         part_tensors = [tensors.pop(prefix + name) for name in names]
         return part_tensors[0] if len(part_tensors) == 1 else torch.cat(part_tensors)
 
-    qkv = [f"self_attn.{letter}_proj" for letter in "qkv"]
+    qkv = [f"self_attn.{part_letter}_proj" for part_letter in "qkv"]
     return LayerWeights(
         input_norm=take("input_layernorm.weight"),
         qkv=take(*(f"{name}.weight" for name in qkv)),

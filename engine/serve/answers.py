@@ -42,7 +42,7 @@ class BodyFormat(ABC):
 
     @staticmethod
     def of(piece: AnswerPiece, **body: Any) -> dict[str, Any]:
-        """Returns the `choices` entry for `piece`.  `body` holds the fields with the text."""
+        """Returns the `choices` entry for `piece`.  `body` holds more fields of this entry, such as its text."""
         return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
 
     @abstractmethod

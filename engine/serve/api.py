@@ -124,7 +124,7 @@ class Service:
         return ApiError(400, error_text, param, TOO_LONG_CODE)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
-        """Returns the maximum length of an answer in tokens.  Raises `ApiError` if the request asks for more."""
+        """Returns the most tokens of an answer.  Raises `ApiError` if the request asks for more, or if none fits."""
         free_tokens = self.context - longest_prompt
         max_tokens = free_tokens if self.limits.max_tokens is None else min(free_tokens, self.limits.max_tokens)
         if free_tokens < 1:

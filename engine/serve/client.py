@@ -79,7 +79,7 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader.  The queue has no limit, but it never holds more than all tokens of the answers."""
+    """Queues tokens for one reader.  The queue needs no limit: it holds at most all tokens of the reader's answers."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
@@ -87,7 +87,7 @@ class Inbox:
         """Adds a call with its token, or an error after which no more tokens come."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Waits for a token, and then returns some of the queued tokens.  Raises an error that was given to `put`."""
+        """Waits for tokens, and returns at most `TOKENS_AT_ONCE` of them.  Raises an error that was given to `put`."""
         arrived_tokens: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
@@ -279,7 +279,7 @@ class Engine:
         self.calls.clear()
 
     def cut(self) -> None:
-        """Ends all calls, because the server ends.  A reader first gets the tokens so far, and then drops its call."""
+        """Ends all calls, because the server ends.  Readers first get their queued tokens, then a `TimeoutError`."""
         self.ending = True
         for call in self.calls.values():
             self._end(call, TimeoutError())

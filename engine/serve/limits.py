@@ -43,9 +43,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            minimum = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
-            if isinstance(value, int | float) and not value >= minimum:
-                raise ValueError(f"{name}: expected at least {minimum}, got {value}")
+            least_value = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
+            if isinstance(value, int | float) and not value >= least_value:
+                raise ValueError(f"{name}: expected at least {least_value}, got {value}")
         if self.api_key is not None and self.api_key.split() != [self.api_key]:
             raise ValueError("api_key: expected a text without white space")
 
@@ -80,14 +80,14 @@ class Guard:
 
         async def reply(message: Message) -> None:
             nonlocal whole
-            start = message["type"] == "http.response.start"
-            while start and not whole:  # a client that writes to a closed connection gets no answer
+            is_start = message["type"] == "http.response.start"
+            while is_start and not whole:  # a client that writes to a closed connection gets no answer
                 whole = not (await receive()).get("more_body")
-            if start and self.alone:  # Ray's proxy adds its own
+            if is_start and self.alone:  # Ray's proxy adds its own
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
-            if start or not is_head:
+            if is_start or not is_head:
                 await send(message)
-            if start and is_head:
+            if is_start and is_head:
                 await send({"type": "http.response.body"})
 
         error = self._error(scope, headers)
@@ -103,14 +103,14 @@ class Guard:
             return ApiError(400, f"host: expected {self.hosts[0]} (or another --host), got {host[:80]!r}")
         if {b"content-length", b"transfer-encoding"} <= headers.keys():  # a proxy may go by the other one
             return ApiError(400, "http: expected Content-Length or Transfer-Encoding, got both")
-        head = (scope["path"], scope["query_string"], *(text for header in scope["headers"] for text in header))
-        if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
+        head_parts = (scope["path"], scope["query_string"], *(text for header in scope["headers"] for text in header))
+        if sum(map(len, head_parts)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
         is_public = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
         if self.limits.api_key is not None and not is_public:
-            auth_scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            auth_scheme, _, bearer_key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
-            key_matches = secrets.compare_digest(key.strip(), self.limits.api_key.encode())
+            key_matches = secrets.compare_digest(bearer_key.strip(), self.limits.api_key.encode())
             if not key_matches or auth_scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":

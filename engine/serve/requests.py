@@ -143,7 +143,7 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """Returns the fields that have different names in a chat request."""
+        """Returns the prompts, the length limit and the log-probabilities, which chat requests name differently."""
         is_single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if is_single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
@@ -191,7 +191,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> Asked:
-        """Returns the fields that have different names in a completion request."""
+        """Returns the messages, the length limit and the log-probabilities, which completions name differently."""
         name, max_tokens = "max_completion_tokens", self.max_completion_tokens
         if max_tokens is None:
             name, max_tokens = "max_tokens", self.max_tokens

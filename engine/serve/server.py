@@ -67,7 +67,7 @@ class ClientConnection(H11Protocol):
         self._slow.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Sends h11's error, which says more than `msg`.  Uvicorn calls this method while it handles that error."""
+        """Sends the h11 error that uvicorn is handling during this call.  That error says more than `msg`."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(ApiError(status, f"http: {error}"[:100]))
@@ -83,11 +83,11 @@ class ClientConnection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else it has a reply
             reply = error.reply({"connection": "close"})
-            head = h11.Response(
+            reply_head = h11.Response(
                 status_code=error.status, headers=reply.raw_headers, reason=HTTPStatus(error.status).phrase
             )
-            for event in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            for reply_part in (reply_head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(reply_part) or b"")
         self.transport.close()
 
 

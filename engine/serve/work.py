@@ -35,7 +35,7 @@ class RequestWork:
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the unfinished calls.  The reader of `events` calls this: a generator that never ran has no cleanup."""
+        """Drops the unfinished calls.  Readers of `events` call this: a generator that never ran cannot clean up."""
         self._engine.drop(self.calls)
 
     @property

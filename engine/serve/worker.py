@@ -157,7 +157,7 @@ class Worker:
 
     def _step(self) -> None:
         core, blocks = self.llm.core, self.llm.scheduler.blocks
-        old_evicted, self._steps = blocks.evicted, self._steps + 1
+        evicted_before, self._steps = blocks.evicted, self._steps + 1
         wait_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
@@ -182,7 +182,7 @@ class Worker:
             prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
-            evicted=blocks.evicted - old_evicted,
+            evicted=blocks.evicted - evicted_before,
             running=state.running,
             waiting=state.waiting,
             waited=None if wait_times is None else waiting_since(wait_times),

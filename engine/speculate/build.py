@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Describes a drafter: the row limit of a sequence in a step, the architecture, and the weights."""
+    """Describes a drafter: the most rows (tokens) of a sequence in a step, the architecture, and the weights."""
 
     rows: int = 1
     """The most rows of a sequence in a step."""
@@ -55,21 +55,21 @@ def opened(
     rows = asked.rows(max_model_len)
     if asked.kind == "ngram":
         return DraftSource(rows)
-    sizes = {"vocab_size": arch.vocab_size}
+    expected_sizes = {"vocab_size": arch.vocab_size}
     if asked.kind == "eagle":
         files = sorted((folder := Path(str(asked.draft))).glob("*.safetensors"))
         if not files:
             raise ValueError(f"draft: expected a folder with *.safetensors, got {str(folder)!r}")
         draft_arch = Architecture.from_config(folder, name=folder.name)
-        sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
+        expected_sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
     else:
         draft_arch, theirs, tensors, *_ = open_model(str(asked.draft))
-    for name, size in sizes.items():
+    for name, size in expected_sizes.items():
         if getattr(draft_arch, name) != size:
             raise ValueError(f"draft: expected {name} {size}, got {getattr(draft_arch, name)} ({draft_arch.name})")
     if draft_arch.max_position < max_model_len:
-        actual = f"one for {draft_arch.max_position} ({draft_arch.name})"
-        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {actual}")
+        got_text = f"one for {draft_arch.max_position} ({draft_arch.name})"
+        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {got_text}")
     if asked.kind == "eagle":
         return DraftSource(rows, draft_arch, read_head(files, draft_arch, dtype, device).items())
     if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):

@@ -73,26 +73,26 @@ class Chain(Drafter, ABC):
         return drafts
 
     def begin(self, sequences: Sequence[EngineSequence]) -> Any:
-        """Returns the `state` for the first call of `forward`, with one row for each sequence."""
+        """Returns the first `state` of `forward`, one row per sequence.  It carries data from one token to the next."""
         return np.empty((len(sequences), 0))
 
     @abstractmethod
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits `[rows, vocab_size]` of the next tokens, and the `state` for the next call."""
+        """Returns the logits `[rows, vocab_size]` of the next tokens, and the `state` for the tokens after these."""
 
 
 class ModelDrafter(Chain):
     """Drafts with a smaller model of the same vocabulary.  The model computes every token, to fill its own KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits `[rows, vocab_size]` of the next tokens, and `state`, which stays empty."""
+        """Returns the logits `[rows, vocab_size]` of the next tokens, and the unchanged `state`, which is not used."""
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step to the drafter's cache.  Some are still missing there:
-        those of prompts, of rows without a draft, and of the last token of each draft."""
+        """Writes the keys and values of all tokens of the step to the drafter's cache.  Drafting has not written those
+        of prompts, of sequences without a draft, and of the last token of each draft."""
         row_index = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
         inputs = replace(inputs, drawn=row_index)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

@@ -39,8 +39,8 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Receives the tensors of each step after the model's forward pass.  First come the rows of `decoding` (drafts
-        last), then the rows of prompt chunks.  If `reads_hidden` is True, `hidden` holds the states of all rows."""
+        """Receives the tensors of each step after the model's forward pass.  The rows of `decoding` come first (drafts
+        at their end), then those of prompts.  With `reads_hidden`, `hidden` holds all rows' hidden states."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Receives the number of new tokens of each sequence, before the tokens are appended.  `states` `[sequences,
@@ -69,10 +69,10 @@ class Speculation:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Returns the row limit of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
+        """Returns the most rows of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
         if self.num_tokens > max_model_len - 2:
-            maximum = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
-            raise ValueError(f"num_speculative_tokens: expected at most {maximum}, got {self.num_tokens}")
+            max_text = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
+            raise ValueError(f"num_speculative_tokens: expected at most {max_text}, got {self.num_tokens}")
         return 1 + self.num_tokens
 
 

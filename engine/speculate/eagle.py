@@ -58,10 +58,10 @@ class EagleDrafter(Chain):
 
     def __init__(self, runner: SpeculativeRunner, arch: Architecture, head: dict[str, torch.Tensor], ops: OpSet):
         embedding = runner.model.embedding
-        ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
-        layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": ones}, _LAYER_PREFIX)
+        norm_ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
+        layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": norm_ones}, _LAYER_PREFIX)
         # The output head is the model's, and is not packed again.
-        weights = Weights(embedding, [layer], ones, ones[None, :])
+        weights = Weights(embedding, [layer], norm_ones, norm_ones[None, :])
         super().__init__(runner, Model(arch, weights, ops, runner.max_model_len), ops)
         self.fc, self.fc_bias = ops.prepare(head["fc.weight"]), head.get("fc.bias")
         self._hidden: WeakKeyDictionary[EngineSequence, tuple[int, torch.Tensor]] = WeakKeyDictionary()
@@ -97,8 +97,8 @@ class EagleDrafter(Chain):
         previous_states = torch.cat([hidden[:1], hidden[:-1]])
         previous_states[on_device(first_rows, self.runner.device)] = self._states(sequences, positions)
         self._next_states(replace(inputs, drawn=None), self.ops_of(inputs), previous_states)
-        for chunk, end in zip(step.chunks, chunk_ends, strict=True):
-            self._hidden[chunk.sequence] = (chunk.end, hidden[end - 1])
+        for chunk, chunk_end in zip(step.chunks, chunk_ends, strict=True):
+            self._hidden[chunk.sequence] = (chunk.end, hidden[chunk_end - 1])
 
     def _states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
         """Returns the model's states `[rows, H]` of the tokens before `positions`.  Unknown states are 0."""

@@ -1,9 +1,9 @@
 """Chooses the length of drafts, from the time that a drafted token costs and from the rate of acceptance.
 
 The cost of a drafted token is the time to draft it plus the time that it adds to a step.  An accepted token saves
-`step_time / sequences`.  (`step_time` is the time of a step without drafts.)  The price is `cost / saving`: at this
-chance of acceptance, a token is worth its cost.  If `c` is the chance of acceptance of each token, the first `i` tokens
-of a draft are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
+`step_time / sequences`.  (`step_time` is the time of a step without drafts.)  The price is `cost / saving`.  A token
+pays if its chance of acceptance is above the price.  If each token has the chance `c`, the first `i` tokens of a draft
+are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_TOKENS, LONGEST_PAUSE = 16, 256
 
 @dataclass(slots=True)
 class Odds:
-    """Counts the accepted tokens in the latest drafts of a sequence.  The initial acceptance rate is high."""
+    """Counts the accepted tokens in the latest drafts of a sequence.  Starts as if 1.5 of 2 tokens were accepted."""
 
     length: int
     accepted: float = 1.5

@@ -16,7 +16,7 @@ CONTEXT_TOKENS, TRIED = 8, 16
 
 
 class Places:
-    """Maps each pair of successive tokens in a sequence to its latest position.  Leaves out the pair at the end."""
+    """Maps each pair of successive tokens in a sequence to the position behind its latest occurrence."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
@@ -27,8 +27,8 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the earlier position of the last token pair with the most equal tokens before it.  In a tie, the latest
-    position wins.  The search starts at `place`.  `older` maps a position of a pair to its previous position."""
+    """Returns the position behind the earlier copy of the last token pair with the most equal tokens before it.  In a
+    tie, the latest position wins.  `place` is the latest position; `older` maps each to the one before."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
@@ -72,26 +72,26 @@ class NgramDrafter(Drafter):
             if pair_index is None:
                 pair_index = self._places[sequence] = Places()
             tokens, position_of, num_indexed = sequence.token_ids, pair_index.behind, pair_index.known
-            end = len(tokens)
-            if end - num_indexed > 1:
-                _index(tokens, pair_index, end)
-            token_pair = (tokens[-2], tokens[-1]) if end > 1 else (-1, -1)
-            position = position_of.setdefault(token_pair, end)
-            pair_index.known = end
-            if position < end:
-                position_of[token_pair], pair_index.older[end] = end, position
-                if length := lengths.of(sequence):
+            num_tokens = len(tokens)
+            if num_tokens - num_indexed > 1:
+                _index(tokens, pair_index, num_tokens)
+            token_pair = (tokens[-2], tokens[-1]) if num_tokens > 1 else (-1, -1)
+            position = position_of.setdefault(token_pair, num_tokens)
+            pair_index.known = num_tokens
+            if position < num_tokens:
+                position_of[token_pair], pair_index.older[num_tokens] = num_tokens, position
+                if draft_length := lengths.of(sequence):
                     found_positions[sequence] = _alike(tokens, position, pair_index.older)
-                    drafting.append((sequence, length))
+                    drafting.append((sequence, draft_length))
         return drafting
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Copies the tokens after the earlier occurrence.  If there are too few such tokens, repeats them."""
         drafts = {}
-        for sequence, length in drafting:
+        for sequence, draft_length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids
-            draft, period = tokens[position : position + length], len(tokens) - position
-            while len(draft) < length:
+            draft, period = tokens[position : position + draft_length], len(tokens) - position
+            while len(draft) < draft_length:
                 draft.append(draft[-period])
             drafts[sequence] = draft
         return drafts

@@ -23,10 +23,10 @@ class DraftRows:
         self.plain = np.delete(np.arange(len(batch)), rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
-        all_counts = np.append(np.ones_like(self.plain), row_counts)
-        self.drawing = [self.sequences[index] for index in np.repeat(np.arange(len(all_counts)), all_counts).tolist()]
+        num_rows = np.append(np.ones_like(self.plain), row_counts)
+        self.drawing = [self.sequences[index] for index in np.repeat(np.arange(len(num_rows)), num_rows).tolist()]
         """The sequence of each row."""
-        self.ahead = ramp(all_counts)
+        self.ahead = ramp(num_rows)
         """For each row, the number of drafted tokens before the token that the row draws."""
         self.spans: list[TokenSpan] = []
         for sequence, draft in drafts.items():
@@ -39,11 +39,10 @@ def accepted(
 ) -> dict[EngineSequence, list[int]]:
     """Returns each sequence's new tokens: the drafted tokens that the model draws too, and the model's next token.
 
-    `drawn` holds the token that the model draws in each row, and `sequences` the sequence of each row.  The last row of
-    a sequence gives the token after the draft.  The model draws each token from the logits after the draft's earlier
-    tokens. If the model drew the same earlier tokens, a step without a draft would draw the same token.  So no draft
-    changes the tokens of a sequence (Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant
-    speculative decoding", arXiv 2408.07978)."""
+    `drawn` holds the token that the model draws in each row, and `sequences` the sequence of each row.  In row `i` of a
+    sequence the model reads the first `i` drafted tokens and draws the token after them.  A drafted token counts only
+    if all tokens before it were drawn too.  So the new tokens are the same as in steps without drafts (Daliri, Musco
+    and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
         sequence, num_equal = sequences[row], 0

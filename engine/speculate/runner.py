@@ -72,9 +72,9 @@ class SpeculativeRunner(ModelRunner):
         plain_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
-        replayed = self.replayed(step) if rows is None else None
-        if replayed is not None:
-            logits = replayed
+        replayed_logits = self.replayed(step) if rows is None else None
+        if replayed_logits is not None:
+            logits = replayed_logits
         elif isinstance(self.graphs, DecodeGraphs) and inputs.chunks is None:
             logits = self.graphs(inputs)
         elif not drafter.reads_hidden:

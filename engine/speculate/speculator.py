@@ -30,7 +30,7 @@ class Speculator:
         """Makes drafts, runs the step, and gives each sequence its tokens.  The tokens are the same as without drafts.
         Returns the sequences, with one entry per new token.
 
-        Calls `computed` after the run, before a sequence gets a token."""
+        Calls `computed(step)` after the run, before a sequence gets a token, to mark the prompt chunks as computed."""
         runner, self.last = self.runner, None
         began_s = time.perf_counter()
         drafting = self._proposed(scheduler, step)
@@ -67,11 +67,11 @@ class Speculator:
     ) -> list[tuple[Sequence, int]]:
         """Allocates pages for drafts of at most `room` tokens in all.  A sequence's last token is never drafted."""
         drafting = []
-        for sequence, length in wanted:
+        for sequence, wanted_length in wanted:
             if room <= 0:
                 break
             num_tokens = len(sequence.token_ids)
-            draft_length = min(length, room, sequence.max_length - num_tokens - 1)
+            draft_length = min(wanted_length, room, sequence.max_length - num_tokens - 1)
             free_slots = len(sequence.block_ids) * blocks.block_size - num_tokens
             while draft_length > free_slots and not blocks.grow(sequence, num_tokens + draft_length):
                 draft_length -= 1

@@ -40,7 +40,7 @@ def query_tiles(config: Config, case: Case) -> int:
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Returns a function that computes a CTA's resources.  `ctas(config, case)` returns the number of CTAs."""
+    """Returns a function that computes a CTA's resources.  `ctas` computes the number of CTAs."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))
@@ -56,6 +56,8 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
 
 def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROW_ORDER) -> MapMaker:
     """Returns a function that makes a TMA map of `x` `[B, T, H, D]`: dimensions in `order`, boxes of `rows` rows."""
-    box = 1, rows, 1, padded(x.shape[3])
+    box_shape = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
-    return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])
+    return map_maker(
+        TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box_shape[dim] for dim in order]
+    )

@@ -38,8 +38,8 @@ def _planned(
     wrapper = adapter.make_wrapper(
         "BatchPrefillWithRaggedKVCacheWrapper", device, option_values["q_data_type"], heads[2], "NHD"
     )
-    bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
-    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, option_values)
+    offset_pair = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
+    return adapter.plan_ragged(wrapper, offset_pair, heads, causal, device, option_values)
 
 
 @kernel(

@@ -2,9 +2,10 @@
 fp8 tensor cores.
 
 The scales of q and k multiply the softmax scale, once per tile.  The scale of v multiplies the result.  The kernel
-multiplies the softmax weights by 2**8 and rounds them to e4m3, so they are between 2**-9 and 2**8.  The softmax sum has
-the same factor, so the result does not change.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add up the
-products of weights and values, tile by tile (see gemm_fp8/promoted.py).
+multiplies the softmax weights by 2**8 before it rounds them to e4m3.  The smallest e4m3 value is 2**-9, so weights down
+to 2**-17 of the largest do not become 0.  The softmax sum has the same factor 2**8, so the result does not change.  The
+fp8 accumulator keeps only 14 bits.  So fp32 registers add up the products of weights and values, tile by tile (see
+gemm_fp8/promoted.py).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -46,29 +47,29 @@ def values_in_fp8(columns: bool, head_dim: int) -> bool:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows of queries.  If head_dim is at
-    most 64, some configs have 128 rows.  If head_dim is above 128, a tile has 64 keys, because more keys would spill
-    registers (read in the SASS)."""
-    width = padded(int(case["D"]))
-    shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
-    keys = (64, 128, 256) if width <= WIDEST_FP8_HEAD else (64,)
-    return tuple(Config(m, n, warps, stages) for m, warps in shapes for n in keys for stages in (2, 3, 4))
+    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows of queries, or also 128 rows if
+    head_dim is at most 64.  If head_dim is above 128, a tile has 64 keys, because more keys would spill registers (read
+    in the SASS)."""
+    padded_dim = padded(int(case["D"]))
+    rows_and_warps = [(64, 4), (128, 8), *([(128, 4)] if padded_dim <= 64 else [])]
+    key_counts = (64, 128, 256) if padded_dim <= WIDEST_FP8_HEAD else (64,)
+    return tuple(Config(m, n, warps, stages) for m, warps in rows_and_warps for n in key_counts for stages in (2, 3, 4))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources.  Shared memory holds the queries, and the keys and values of all pipeline stages.
 
-    With values in e4m3, registers hold the output sums, and the scores or the product of a tile.  With values in fp16,
-    registers hold the output sums, the scores and the softmax weights.  Shared memory then also holds a tile of values
-    in fp16."""
+    With values in e4m3, registers hold the output sums and one tile: first its scores, then its product with the
+    values.  With values in fp16, registers hold the output sums, the scores and the softmax weights.  Shared memory
+    then also holds a tile of values in fp16."""
     D = padded(int(case["D"]))
     fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
-    columns = D + (max(D, config.block_n) if fp8_values else config.block_n + config.block_n // 2)
-    rows = config.block_m + (2 * config.num_stages + (not fp8_values)) * config.block_n
+    register_columns = D + (max(D, config.block_n) if fp8_values else config.block_n + config.block_n // 2)
+    shared_rows = config.block_m + (2 * config.num_stages + (not fp8_values)) * config.block_n
     return Footprint(
         threads=32 * config.num_warps,
-        registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
-        shared_bytes=rows * D,
+        registers=config.block_m * register_columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
+        shared_bytes=shared_rows * D,
         ctas=query_tiles(config, case),
     )
 
@@ -148,12 +149,12 @@ def _attention(
 def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options, such as the memory order and dtype of `v`."""
     (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
-    columns = keys_contiguous(of.v)
-    v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROW_ORDER)
+    has_v_columns = keys_contiguous(of.v)
+    v_map = tensor_map(of.v, config.block_n, COLUMNS if has_v_columns else ROW_ORDER)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
     scalars, strides, constants = options(of, S)
     scale_strides = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
-    constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
+    constants |= {"V_COLUMNS": has_v_columns, "V_FP8": values_in_fp8(has_v_columns, D)}
     return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *scalars, *scale_strides, *strides), constants
 
 

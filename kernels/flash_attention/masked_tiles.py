@@ -3,7 +3,7 @@
 The causal diagonal, the far end of a window and the end of the keys cross only a few key tiles of each query tile.
 Separate loops compute these key tiles.  The loop over the other key tiles has no comparisons and no predicated loads.
 A score in this loop costs one multiply-add and one exponential.  `online` does not have the options window, soft cap
-and sinks, because every tile would pay for them.
+and sinks, because they would take time in each of its tiles.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  The grid is 1D, because only x may exceed 65,535."""
+    """Computes launch arguments from shapes, strides and options.  The grid is 1D: a grid's y and z end at 65,535."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
     scalars, strides, constants = options(of, S)
     inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]

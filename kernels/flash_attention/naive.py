@@ -30,18 +30,18 @@ def attend(
     `lse`.
     """
     T, S = q.shape[1], k.shape[1]
-    group = q.shape[2] // k.shape[2]
+    group_size = q.shape[2] // k.shape[2]
     queries = _scaled(q, q_scale)
-    keys, values = (_scaled(*x).repeat_interleave(group, dim=1) for x in ((k, k_scale), (v, v_scale)))
+    keys, values = (_scaled(*x).repeat_interleave(group_size, dim=1) for x in ((k, k_scale), (v, v_scale)))
     scores = queries @ keys.mT * scale  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if causal:
         last_keys = torch.arange(T, device=q.device)[:, None] + S - T
-        key = torch.arange(S, device=q.device)
-        hidden_mask = key > last_keys
+        key_index = torch.arange(S, device=q.device)
+        hidden_mask = key_index > last_keys
         if window is not None:
-            hidden_mask |= key <= last_keys - window
+            hidden_mask |= key_index <= last_keys - window
         scores.masked_fill_(hidden_mask, -math.inf)
     log_denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:

@@ -28,7 +28,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
-    """Returns the number of query rows per key head, and the number of key heads (`H` if the case has no `H_kv`)."""
+    """Returns `rows` (query rows per key head) and `heads` (key heads of all sequences), which select configs."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}
@@ -36,8 +36,8 @@ def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
 
 def packed_tiles(config: Config, case: Case) -> int:
     """Returns the number of tiles, over all key heads."""
-    sizes = grouped_rows(case, BF16)
-    return cdiv(sizes["rows"], config.block_m) * sizes["heads"]
+    group_sizes = grouped_rows(case, BF16)
+    return cdiv(group_sizes["rows"], config.block_m) * group_sizes["heads"]
 
 
 DEFAULTS = Defaults(

@@ -111,9 +111,9 @@ def bind(of: Arguments) -> Any:
     heads, group = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
     tensor_maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
+    size_scalars = T, S, H, group, heads, min(heads, section_heads(of.k, group))
     scalars, strides, constants = options(of, S)
-    return grid, tensor_maps, (*sizes, *scalars, *strides), constants
+    return grid, tensor_maps, (*size_scalars, *scalars, *strides), constants
 
 
 @kernel(

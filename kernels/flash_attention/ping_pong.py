@@ -6,9 +6,9 @@ They alternate: one computes exponentials while the other uses the tensor cores.
 block of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this
 product runs, it computes the softmax of the new block.
 
-Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  In a step, a consumer's 128
-threads synchronise five times (read in the PTX): before three mbarrier arrivals, before the wait for keys, and at the
-head of the loop.  With a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
+Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  In each step, a consumer's
+128 threads wait for one another five times (read in the PTX): before three mbarrier arrivals, before the wait for keys,
+and at the head of the loop.  With a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -97,8 +97,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns the head, the first row, and the start and end of the key blocks of a tile.  It is tile number `nth` of
-    this CTA.  There is at least one key block, so a row without visible keys needs no special case."""
+    """Returns the head and the first row of this CTA's tile number `nth`, and the start and end of its key blocks.  A
+    tile without visible keys also gets one key block, so the loops need no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -123,8 +123,8 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  Loads the keys
-    of a block, then the values of the previous block.  Loads the queries after the first block of keys, because the
+    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  In each step,
+    loads the keys of a block, then the values of the block before.  Loads the queries after the first keys, because the
     previous tile may use the queries' memory until then."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
@@ -171,12 +171,12 @@ def _step(
 ):  # fmt: skip
     """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
 
-    With two consumers, a consumer computes this softmax while its value product runs.  Then it waits for the other
-    consumer's signal.  Three consumers do not alternate.  Each waits for both products before its softmax, and the
-    other two use the tensor cores meanwhile.  So it keeps one set of weights and needs 160 registers.  It starts the
-    value product before the scores.  In a model of the tensor cores, this order keeps the consumers at different steps,
-    because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  The step also
-    waits for the keys of the next step."""
+    Two consumers alternate: a consumer computes this softmax while its value product runs.  Then it waits for the other
+    consumer's signal.  Three consumers do not alternate: each waits for both of its products before its softmax, while
+    the other two use the tensor cores.  So it keeps one set of weights and needs 160 registers.  Its value product
+    starts before its scores.  A model of the tensor cores predicts that this order keeps the consumers at different
+    steps, because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  At the
+    end, it waits for the next step's keys."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     ALTERNATES: gl.constexpr = queries.shape[0] == 2
@@ -226,9 +226,9 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
     if lse is not None:
-        offsets = row + gl.arange(0, ROWS, m_i.type.layout)
+        row_offsets = row + gl.arange(0, ROWS, m_i.type.layout)
         lse_base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
-        gl.store(lse_base + offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=offsets < T)
+        gl.store(lse_base + row_offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=row_offsets < T)
     staged.store(attention.rescaled(accumulator, inverse_sum).to(out.dtype))
     fence_async_shared()  # TMA reads what these threads stored
     async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, out.block_type.shape, out.layout))

@@ -69,7 +69,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options.  The grid is 1D, because only x may exceed 65,535."""
+    """Computes launch arguments from shapes, strides and options.  The grid is 1D: a grid's y and z end at 65,535."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     tensor_maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     scalars, strides, constants = options(of, S)

@@ -72,7 +72,7 @@ def library(
         result: Tensor = flash_outputs[0]
         return result
     sequence_outputs = [
-        call(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]
-        for rows, keys in spans(cu_seqlens_q, cu_seqlens_k)
+        call(q[None, query_slice], k[None, key_slice], v[None, key_slice], causal, softmax_scale)[0]
+        for query_slice, key_slice in spans(cu_seqlens_q, cu_seqlens_k)
     ]
     return torch.cat(sequence_outputs)

@@ -50,7 +50,9 @@ def native(
     bound: Any,
 ) -> None:
     """Computes attention of all sequences in a single C++ call."""
-    lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})
+    max_lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    check_lengths(
+        {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **max_lengths}, {"T": len(q), "S": len(k)}
+    )
     pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))
     built(SOURCE, "ipppppppf")(DTYPE_CODES[q.dtype], *pointers, bound, get_scale(q, softmax_scale))

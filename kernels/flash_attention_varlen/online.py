@@ -107,8 +107,8 @@ def online(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes attention of all sequences in a single launch.  Does not write rows past the last offset.  On a GPU,
-    such rows are an error only if the environment variable `ROOFLAB_CHECK_VALUES` is set."""
+    """Computes attention of all sequences in a single launch.  Writes no results of rows after the last sequence.  On a
+    GPU, such rows are an error only if `ROOFLAB_CHECK_VALUES` is set in the environment."""
     grid, scalars, constants = bound
     if grid[0]:
         online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *scalars, **constants)

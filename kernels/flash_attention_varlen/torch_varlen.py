@@ -47,12 +47,12 @@ def why_lacking(*needed: str) -> str | None:
 
 def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> AttentionResult:
     """Calls `varlen_attn`.  Returns its log-sum-exp as `[T, H]`, with -inf instead of inf for queries without keys."""
-    module: Any = import_module(MODULE)
+    varlen_module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
     if return_lse:
-        options["return_aux"] = module.AuxRequest(lse=True)
-    result = module.varlen_attn(q, k, v, *where, **options)
+        options["return_aux"] = varlen_module.AuxRequest(lse=True)
+    result = varlen_module.varlen_attn(q, k, v, *where, **options)
     if not return_lse:
         out: Tensor = result
         return out
@@ -67,8 +67,10 @@ def traffic(inputs: Arguments) -> Traffic:
     if not inputs.return_lse:
         return base_traffic
     lse = 4 * inputs.q.shape[0] * inputs.q.shape[1]
-    mask = lse // 4
-    return Traffic(base_traffic.read_bytes + 2 * lse + mask, base_traffic.write_bytes + lse + mask, launches=3)
+    mask_bytes = lse // 4
+    return Traffic(
+        base_traffic.read_bytes + 2 * lse + mask_bytes, base_traffic.write_bytes + lse + mask_bytes, launches=3
+    )
 
 
 @kernel(

@@ -14,13 +14,15 @@ cooperative       over warp_specialized, in Gluon: a product is always in flight
 multicast         over cooperative, in CUDA C++: two CTAs of a cluster need the same columns of B, and load them once
 split_k           over pipelined, for few rows of A: K is split over CTAs; a second launch adds the partial sums in
                   order
-stream_k          over split_k: every SM gets the same number of steps along K, even if it ends inside a tile
-gemv              over naive, for one to four rows of A: a stream of 16-byte loads, FMAs, sums in warp, CTA and cluster
+stream_k          over split_k: every SM gets the same number of steps along K, so its last step may lie inside a tile
+gemv              over naive, for one to four rows of A: streams the weight by 16-byte loads, multiplies by FMAs, and
+                  adds the sums of a warp, of a CTA and of a cluster
 swap_ab           over split_k: computes C^T = W A^T, so the batch is the N of wgmma, 8 to 64
 cublas_reduced    peer: cuBLAS in torch's default mode, which may add the partial sums of a split K in 16 bits
 quack             peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed
 packed            over library, on the CPU: the weight is reordered once at load into oneDNN's blocks
-native            over packed, on a CPU, in C++: panels of 32 columns; a single row reads them at the memory bandwidth
+native            over packed, on a CPU, in C++: the weight in panels of 32 columns; with one row of A, the panels are
+                  read at the memory bandwidth
 
 No kernel here was measured on a GPU.  docs/notes/gemm.md says when each kernel is predicted to win, and what it needs.
 gemm and gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.

@@ -41,7 +41,7 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of `b` once for each group of tile rows.  L2 keeps the group's part of `a`."""
+    """Counts the bytes of `a` once, and of `b` once per `group_m` tile rows, because L2 keeps their part of `a`."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
@@ -59,11 +59,11 @@ def row_stride(addend: Tensor | None) -> int:
 
 def epilogue_alone(of: Arguments) -> None:
     """Writes `bias + residual` to `c`.  A kernel calls this function if K is 0 and the kernel cannot run with K = 0."""
-    total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
+    fp32_sum = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
     for addend in (of.bias, getattr(of, "residual", None)):
         if addend is not None:
-            total += addend
-    of.c.copy_(total)
+            fp32_sum += addend
+    of.c.copy_(fp32_sum)
 
 
 class Stored(NamedTuple):
@@ -87,14 +87,14 @@ class Stored(NamedTuple):
 
 def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
     """Describes `matrix`, or its transpose, as contiguous rows for TMA.  Returns None if TMA cannot load it."""
-    size, row_dim = matrix.element_size(), 1 if transposed else 0
+    item_bytes, row_dim = matrix.element_size(), 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
     if rows == 1:  # the stride of a single row has no meaning
-        stride = cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
+        stride = cdiv(columns * item_bytes, ALIGNMENT) * ALIGNMENT // item_bytes
     is_contiguous = columns == 1 or matrix.stride(1 - row_dim) == 1
-    is_aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
-    if is_contiguous and is_aligned and stride >= columns and stride * size < STRIDE_LIMIT:
+    is_aligned = address_of(matrix) % ALIGNMENT == 0 and stride * item_bytes % ALIGNMENT == 0
+    if is_contiguous and is_aligned and stride >= columns and stride * item_bytes < STRIDE_LIMIT:
         return Stored(rows, columns, stride, transposed)
     return None
 
@@ -105,7 +105,7 @@ def stored(operand: Tensor, k_dim: int) -> Stored | None:
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """Describes `a`, and `b` or its first expert's matrix, as contiguous rows for TMA.  TMA must support both."""
+    """Describes `a`, and `b` or its first expert's matrix, as contiguous rows.  Asserts that TMA can load both."""
     stored_a, stored_b = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
     assert stored_a is not None and stored_b is not None, "refused before"
     return stored_a, stored_b
@@ -119,11 +119,11 @@ def stored_output(out: Tensor) -> Stored:
 
 
 def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
-    strides = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
+    stride_text = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
     address = address_of(matrix) % ALIGNMENT
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along {along}rows "
-        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {strides} bytes"
+        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {stride_text} bytes"
     )
 
 
@@ -132,10 +132,10 @@ def why_not_by_tma(
 ) -> str | None:
     """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel's registration uses it as `unsupported`.
 
-    `a` and `b` must be contiguous along K, except in the op gemm in 16 bits.  wgmma needs this for dtypes without 16
-    bits (PTX ISA, wgmma.mma_async).  With `stores`, TMA also stores the result, and the matrices of all experts are
-    rows of one map.  With `gated`, the result has half of b's columns.  With `residual`, TMA also loads the residual.
-    """
+    `a` and `b` must be contiguous along K, because wgmma needs this order (PTX ISA, wgmma.mma_async).  Only 16-bit
+    operands of the op gemm may have either order.  With `stores`, TMA also stores the result, and one map has the
+    matrices of all experts as rows.  With `gated`, the result has half of b's columns.  With `residual`, TMA also loads
+    the residual."""
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32
     if is_fp32 and precision == "ieee":
@@ -144,9 +144,9 @@ def why_not_by_tma(
         return None
     needs_k_order = is_fp32 or precision is None
     for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
-        storage = stored_as(matrix, k_dim == 0) if needs_k_order else stored(matrix, k_dim)
+        stored_matrix = stored_as(matrix, k_dim == 0) if needs_k_order else stored(matrix, k_dim)
         pitch = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
-        if storage is None or pitch % ALIGNMENT or not 0 < pitch < STRIDE_LIMIT:
+        if stored_matrix is None or pitch % ALIGNMENT or not 0 < pitch < STRIDE_LIMIT:
             return _refusal(name, operand, "K, in " if needs_k_order else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
@@ -172,7 +172,7 @@ def row_strides(of: Arguments) -> tuple[int, ...]:
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
 
-    With `whole_k`, it also divides the bytes per row, so vector loads cover a row exactly.  If K is 0, returns 16."""
+    With `whole_k`, it divides a row's bytes too, so vector loads cover a row exactly.  If K is 0, returns 16."""
     K, address_bits = a.shape[1], VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)) if K else ():
         size = operand.element_size()

@@ -59,7 +59,7 @@ def by_fma(scheme: Scheme) -> bool:
 
 
 def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns `{"tensor_cores": 0}` if threads multiply by FMAs, else 1.  A table selects default configs by it."""
+    """Returns the value `tensor_cores`, which selects default configs: 0 if threads multiply by FMAs, else 1."""
     return {"tensor_cores": int(not by_fma(scheme))}
 
 
@@ -69,8 +69,8 @@ def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Returns the rows of a table of default configs.  First come the given rows, for 16-bit dtypes.  Then come the
-    same rows with half of `block_k`, for 32-bit dtypes.  A row with several configs becomes several rows."""
+    """Returns the rows of a table of default configs for 16-bit and for 32-bit dtypes.  The given rows serve 16 bits.
+    The same rows with half of `block_k` follow, for 32 bits.  A row with several configs becomes several rows."""
     table = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
     rows_32 = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
     return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *rows_32)
@@ -83,17 +83,17 @@ TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def space(
     of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that makes configs of class `of`: all combinations of tile sizes and `options`.  `sides` has
-    the tile sizes.  `exact`, if given, has the tile sizes for FMAs.  With `in_bytes`, the sizes along K are in bytes.
-    """
+    """Returns a function that makes configs of class `of`: all combinations of tile sizes and `options`.  `sides` lists
+    the sizes of a tile along M, N and K.  `exact`, if given, replaces `sides` for FMAs.  With `in_bytes`, the sizes
+    along K are in bytes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
         item_bytes = scheme.activation.itemsize if in_bytes else 1
         return tuple(
-            of(rows, columns, k_size // item_bytes, **dict(zip(options, values, strict=True)))
+            of(rows, columns, k_size // item_bytes, **dict(zip(options, option_values, strict=True)))
             for rows, columns, k_size in itertools.product(*tile_sizes)
-            for values in itertools.product(*options.values())
+            for option_values in itertools.product(*options.values())
         )
 
     return configs
@@ -102,7 +102,7 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Returns the resources of a CTA that computes a tile.  The grid has `tiles` tiles, each with `columns` columns.
+    """Returns the resources of a CTA that computes a tile of `columns` columns.  The grid has `tiles` such CTAs.
 
     Shared memory holds the tiles of `a` and `b` of all pipeline stages, and `barriers` barriers for each stage.
     Registers hold `sums` fp32 values per output.  Without tensor cores, registers also hold the tiles of `a` and `b`.
@@ -120,8 +120,8 @@ def tile_footprint(
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the resources of a persistent kernel, which has at most one CTA per SM.  `needs` is the resources of the
-    same kernel with one CTA per tile.  The persistent kernel needs `more_shared_bytes` more shared memory."""
+    """Returns the resources of a persistent kernel, which has at most one CTA per SM.  `needs` holds the resources of
+    the same kernel with one CTA per tile.  A persistent CTA takes `more_shared_bytes` of additional shared memory."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
@@ -129,8 +129,8 @@ def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
 
 def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
     """Returns the resources of a CTA that loads by pointers.  Each stage has a tile of `a` and a tile of `b`."""
-    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
-    return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
+    tiles_total = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    return tile_footprint(config, config.block_n, tiles_total, case, scheme, **more)
 
 
 by_tma = partial(by_pointers, barriers=1)
@@ -199,9 +199,9 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns default configs for few rows of `a`.  A tile has 16, 32 or 64 rows of `a` and 256 bytes of each weight
-    row (128 bytes with 64 rows).  `stages` has the pipeline stages for these three tiles.  `exact` is the number of
-    stages for FMAs."""
+    """Returns a table of default configs for few rows of `a`.  A tile has 16, 32 or 64 rows of `a`, and `columns`
+    columns of `b`.  Along K it has 256 bytes, or 128 bytes with 64 rows.  `stages` has the numbers of pipeline stages
+    of these three tiles.  `exact` is the number of stages for FMAs, which have smaller tiles."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

@@ -75,12 +75,12 @@ def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Cas
 
     The kernel computes `tiles` tiles of `columns` columns.  Each consumer has an fp32 accumulator for half a tile.
     Shared memory holds the ring buffer, its barriers, and `staged` values of the result before their store."""
-    values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
+    shared_values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
         threads=THREADS,
         registers=outputs // (2 * 128) + ADDRESS_REGISTERS,
-        shared_bytes=values * scheme.activation.itemsize + config.stages * BARRIERS * 8,
+        shared_bytes=shared_values * scheme.activation.itemsize + config.stages * BARRIERS * 8,
         ctas=ctas,
         tensor_flops=2.0 * outputs * cdiv(int(case["K"]), block_k) * block_k * tiles / max(1, ctas),
     )
@@ -99,9 +99,9 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  If `halves` is
-    1, shared memory holds half of a finished tile, so the ring has space for one more slot.  `halves` is 0 with a
-    residual or a short K."""
+    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  With `halves`
+    of 1, a finished tile passes through shared memory in two halves, so the ring has space for one more slot.  `halves`
+    is 0 with a residual, or if K is below `DEEP_K`."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
@@ -245,14 +245,14 @@ def _consume(
         _await(landed, residual_phase, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * last_slot + HALF))
-        total = accumulator
+        final_sums = accumulator
         if bias is not None:
-            total += addend.to(gl.float32)[None, :]
+            final_sums += addend.to(gl.float32)[None, :]
         if STORE_N == BLOCK_N:
-            _store(out, total, staged, row, column, HAS_RESIDUAL)
+            _store(out, final_sums, staged, row, column, HAS_RESIDUAL)
             residual_phase ^= 1
         else:
-            first_half, second_half = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+            first_half, second_half = final_sums.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
             _store(out, first_half, staged, row, column, HAS_RESIDUAL)
             if HAS_RESIDUAL:
                 _fetch(residual, staged, landed, row, column + STORE_N)

@@ -1,7 +1,7 @@
 """Implements a comparison kernel: cuBLAS in torch's default mode, which may add partial sums of a split K in 16 bits.
 
-The project's kernel `library` adds these sums in fp32 (`kernels/precision.py`).  A fair comparison needs both kernels:
-if this kernel passes the accuracy check, a kernel that is faster than `library` must also be faster than this one.
+The project's kernel `library` adds these sums in fp32 (`kernels/precision.py`).  Sums in 16 bits may be faster, so a
+fair comparison needs both.  If this kernel passes the accuracy check, another kernel must be faster than both.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ first value, and then sums within the warp.  If there are too few warps, K is sp
 cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or
 a workspace.
 
-An H100's HBM gives 14.5 bytes per clock and SM.  At this rate the loop takes 20% of the issue slots for one row of `a`
-(230 instructions for 4 KB of the weight).  It takes 43% for four rows (487 instructions).  So four rows take the same
+An H100's HBM gives 14.5 bytes per clock and SM.  For 4 KB of the weight, the loop has 230 instructions with one row of
+`a`, and 487 with four rows.  At the rate of HBM these take 20% and 43% of the issue slots.  So four rows take the same
 time as one row.
 
 With programmatic dependent launch (`pdl()`), a warp requests its first `rows * unroll` vectors before it waits for the
@@ -82,7 +82,7 @@ def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
-    """Returns the default config.  It splits K into the fewest parts that give each SM enough warps."""
+    """Returns the default config.  It splits K into the fewest shares that give each SM `WARPS_PER_SM` warps."""
     N, piece_count = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
     share_count = 1

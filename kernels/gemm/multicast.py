@@ -71,9 +71,9 @@ def multicast(
     config: ClusterTile,
 ) -> None:
     """Computes `a @ b + bias + residual` on tensor cores, in fp32, rounded once.  TMA multicasts `b` to two CTAs."""
-    (a_rows, b_rows), output = _operands.stored_operands(a, b), _operands.stored_output(c)
-    addend = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
-    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, a_rows), (b, b_rows), (c, output), addend) if matrix]
+    (a_rows, b_rows), c_rows = _operands.stored_operands(a, b), _operands.stored_output(c)
+    addend = (c, c_rows) if residual is None else (residual, _operands.stored_as(residual, False))
+    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, a_rows), (b, b_rows), (c, c_rows), addend) if matrix]
     shared.launch(
         DTYPE_NAMES[a.dtype],
         config,

@@ -43,10 +43,10 @@ def pack(b: torch.Tensor) -> Panels:
     """Packs `b` `[K, N]` in panels of 32 columns.  Raises `ValueError` if `b` does not have two dimensions."""
     check_shape("b", b, None, None)
     K, N = b.shape
-    count = -(-N // PANEL)
-    panels = torch.zeros(count * PANEL, K, dtype=b.dtype, device=b.device)
+    panel_count = -(-N // PANEL)
+    panels = torch.zeros(panel_count * PANEL, K, dtype=b.dtype, device=b.device)
     panels[:N] = b.mT
-    return Panels(panels.view(count, PANEL, K).mT.contiguous(), (K, N), b.dtype)
+    return Panels(panels.view(panel_count, PANEL, K).mT.contiguous(), (K, N), b.dtype)
 
 
 def shape(of: Arguments) -> Any:

@@ -31,8 +31,8 @@ class PackedWeight(Packed):
 
 def pack(b: torch.Tensor) -> PackedWeight:
     """Reorders `b` `[K, N]` for oneDNN.  Raises `ValueError` unless `b` is fp32 or bf16, and on the CPU."""
-    if reason := _why_not(b):
-        raise ValueError(reason)
+    if refusal_reason := _why_not(b):
+        raise ValueError(refusal_reason)
     check_shape("b", b, None, None)
     packed_tensor = torch.ops.mkldnn._reorder_linear_weight(b.detach().mT.contiguous(), LAYOUT_M)
     return PackedWeight(packed_tensor, tuple(b.shape), b.dtype, nbytes(b))

@@ -45,9 +45,9 @@ class TileInParts(Config):
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  With a residual, threads
-    also exchange values through shared memory, at most `MOST_EXCHANGED` values at once.  If a tile is stored in parts
-    and several warps share its rows, the warps exchange the complete tile."""
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  With a residual, it also
+    holds up to `MOST_EXCHANGED` values that threads pass to one another.  If a tile is stored in parts and several
+    warps share a row, the warps pass the complete tile to one another."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
     exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
@@ -63,7 +63,7 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns configs of a tile with all pipeline stages, one less and two less.  A residual needs a stage's memory."""
+    """Returns configs of a tile with all pipeline stages, one fewer and two fewer (to leave space for a residual)."""
     full_config = TileInParts(*tile)
     return tuple(replace(full_config, num_stages=full_config.num_stages - fewer_stages) for fewer_stages in range(3))
 
@@ -91,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so values stay in their threads."""
+    """Returns the left and right half of a tile's columns.  No value leaves its thread: a warp owns whole rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -133,10 +133,10 @@ def _gemm(
         rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64, because row * stride passes 2**31
         parts = _parts(accumulator, STORE_PARTS)
         # TMA does not store values past the edges.
-        for index in tl.static_range(STORE_PARTS):
-            first_column = column + index * (BLOCK_N // STORE_PARTS)
+        for part_index in tl.static_range(STORE_PARTS):
+            first_column = column + part_index * (BLOCK_N // STORE_PARTS)
             columns = first_column + tl.arange(0, BLOCK_N // STORE_PARTS)
-            tile_part = parts[index]
+            tile_part = parts[part_index]
             if HAS_BIAS:
                 tile_part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
             if HAS_RESIDUAL:

@@ -27,14 +27,14 @@ def unsupported(inputs: Arguments) -> str | None:
         return None
     if b.shape[1] * b.element_size() % ALIGNMENT:
         return f"b: expected N of whole {ALIGNMENT} bytes, got {b.shape[1]} columns"
-    reason = _why_not("a", a, (1, 0)) or _why_not("b", b, (1, 0))
-    return reason or (_why_not("residual", residual, (1,)) if residual is not None else None)
+    refusal_reason = _why_not("a", a, (1, 0)) or _why_not("b", b, (1, 0))
+    return refusal_reason or (_why_not("residual", residual, (1,)) if residual is not None else None)
 
 
 def check_out(of: Arguments) -> None:
     """Raises `ValueError` if QuACK cannot write to the tensor `c`."""
-    if reason := _why_not("out", of.c, (1,)):
-        raise ValueError(reason)
+    if refusal_reason := _why_not("out", of.c, (1,)):
+        raise ValueError(refusal_reason)
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:

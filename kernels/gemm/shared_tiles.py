@@ -28,8 +28,8 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     """Returns whether one load can read four neighbours of `matrix` along dimension `contiguous`."""
-    size = GROUP * matrix.element_size()
-    is_aligned = matrix.data_ptr() % size == 0 and matrix.stride(1 - contiguous) % GROUP == 0
+    vector_bytes = GROUP * matrix.element_size()
+    is_aligned = matrix.data_ptr() % vector_bytes == 0 and matrix.stride(1 - contiguous) % GROUP == 0
     return matrix.stride(contiguous) == 1 and is_aligned
 
 

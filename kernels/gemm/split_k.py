@@ -49,14 +49,14 @@ def share_steps(K: int, config: SplitTile) -> int:
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of split_k's first launch, in which each CTA computes a part of a tile's K."""
+    """Returns the resources of split_k's first launch, in which a tile's CTAs share its K: each computes a part."""
     needs = tile_needs(config, case, scheme)
     share_k = share_steps(int(case["K"]), config) * config.block_k
     return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * share_k)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA fits on an SM, and each part of a split K has at least `block_k` values."""
+    """Returns whether a config is legal: a CTA fits on an SM, and a part of a split K has `block_k` values or more."""
     split_fits = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return split_fits and shared_k(config, case, scheme).fits
 
@@ -136,14 +136,14 @@ def _reduce(
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    output_sums = tl.zeros((COLUMNS,), dtype=tl.float32)
     for share in tl.static_range(SPLIT):
-        total += tl.load(partial_ptr + (share * M + row) * N + columns, mask=columns < N, other=0.0)
+        output_sums += tl.load(partial_ptr + (share * M + row) * N + columns, mask=columns < N, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+        output_sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + row * stride_rm + columns, mask=columns < N, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * stride_om + columns, total.to(out_ptr.dtype.element_ty), mask=columns < N)
+        output_sums += tl.load(residual_ptr + row * stride_rm + columns, mask=columns < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * stride_om + columns, output_sums.to(out_ptr.dtype.element_ty), mask=columns < N)
 
 
 def traffic(inputs: Arguments) -> Traffic:

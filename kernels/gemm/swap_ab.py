@@ -76,9 +76,9 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Returns whether a config is legal.
 
-    A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values. The
-    partial sums must fit into the ring buffer.  A row of a tile must have one or two pieces of 128 bytes.  The rows of
-    a thread are then 8 or 16 rows apart and have the same swizzle."""
+    A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values.  The
+    partial sums must fit into the ring buffer.  A row of a tile must have one or two pieces of 128 bytes.  Then the
+    rows of a thread are 8 or 16 rows apart, and the same swizzle (order of addresses) serves all of them."""
     resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
@@ -86,7 +86,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Returns the default config.  A tile has 64 weight rows, or 128 if this saves enough reads of `a`.
+    """Returns the default config.  A tile has 128 weight rows if it has more than 16 rows of `a`, or if every SM gets a
+    tile.  Otherwise it has 64 weight rows.
 
     K is split into the fewest parts that give nine of ten SMs a CTA.  If possible, all CTAs run at once, two per SM.
     The two CTAs of an SM share the bandwidth, so a second CTA costs nothing.  A second wave would cost time."""
@@ -119,12 +120,12 @@ TUNING = Tuning(
 def divided(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: compiler options, grid, scalars, shared memory."""
     a, b, config = of.a, of.b, of.config
-    (K, N), M, size = b.shape, a.shape[0], a.element_size()
+    (K, N), M, item_bytes = b.shape, a.shape[0], a.element_size()
     compiler_options = _cuda.macros(
         ELEMENT=_cuda.ELEMENT_CODES[a.dtype],
         BLOCK_M=config.block_m,
         WARPGROUPS=config.block_n // 64,
-        PIECES=config.block_k * size // PIECE_BYTES,
+        PIECES=config.block_k * item_bytes // PIECE_BYTES,
         STAGES=config.num_stages,
         SPLIT=config.split,
     )
@@ -134,7 +135,7 @@ def divided(of: Arguments) -> Any:
         (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
         (FIXED_THREADS + 2 * config.block_n,),
         (*map(np.int32, (M, N, K, steps)), *map(np.int64, _operands.row_strides(of))),
-        config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
+        config.num_stages * (config.block_m + config.block_n) * config.block_k * item_bytes,
     )
 
 

@@ -10,9 +10,9 @@ cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.a
 Triton uses a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
 
 The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
-loop.  Triton 3.6 does not (read in the PTX; the emulator reports a race).  With 64 rows or more this affects the
-kernels `pipelined`, `split_k` and `stream_k`.  `fenced_since` is the first version of Triton with the fence.  An engine
-with an older Triton does not use these kernels.
+loop.  Triton 3.6 does not (read in the PTX; the emulator reports a race).  This affects `pipelined`, `split_k` and
+`stream_k` if a tile has 64 rows or more, because smaller tiles do not use wgmma.  The option `fenced_since` of these
+kernels is the first version of Triton with the fence.  An engine with an older Triton does not use them.
 """
 
 from __future__ import annotations

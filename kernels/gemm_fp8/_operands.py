@@ -28,15 +28,15 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why TMA and wgmma cannot read fp8 operands, or None.  cuBLASLt and DeepGEMM need stride 1 along K."""
+    """Returns why TMA and wgmma cannot read `a` or `b`, or None.  The kernels of cuBLASLt and DeepGEMM use it too."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
-        stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
-        is_aligned = matrix.stride(1) == 1 and stride % ALIGNMENT == 0 == address
-        if not is_aligned or (rows > 1 and stride < columns):
+        row_stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
+        is_aligned = matrix.stride(1) == 1 and row_stride % ALIGNMENT == 0 == address
+        if not is_aligned or (rows > 1 and row_stride < columns):
             layout = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
-            problem = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
-            return f"{name}: expected {layout}, got {problem}"
+            found_layout = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
+            return f"{name}: expected {layout}, got {found_layout}"
     return None
 
 

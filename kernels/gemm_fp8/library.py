@@ -23,24 +23,24 @@ BLOCK_K = 4 * GROUP_SIZE
 def unsupported(inputs: Arguments) -> str | None:
     """Returns why `torch._scaled_mm` refuses the inputs, or None (read in the source of torch 2.11 to 2.13)."""
     a, b, a_scale, b_scale = inputs.a, inputs.b, inputs.a_scale, inputs.b_scale
-    (K, N), M, blocks = b.shape, a.shape[0], block_scaled(a_scale)
+    (K, N), M, has_block_scales = b.shape, a.shape[0], block_scaled(a_scale)
     if a.device.type == "cpu":
-        return "a_scale: expected one element, because torch has no block scales on a CPU" if blocks else None
+        return "a_scale: expected one element, because torch has no block scales on a CPU" if has_block_scales else None
     if K % SIZE_MULTIPLE or N % SIZE_MULTIPLE:
         return f"b: expected N and K in multiples of {SIZE_MULTIPLE} for cuBLASLt, got {N} and {K}"
     # cuBLASLt has TMA's requirements for fp8 operands, and torch passes a view without a copy.
-    reason = why_no_tma(inputs)
-    if reason or not blocks:
-        return reason
+    refusal_reason = why_no_tma(inputs)
+    if refusal_reason or not has_block_scales:
+        return refusal_reason
     if K % BLOCK_K:
         return f"a: expected K in multiples of {BLOCK_K} with block scales for cuBLASLt, got {K}"
     if inputs.bias is not None:
         return "bias: expected none with block scales, for which torch documents no bias"
-    groups = K // GROUP_SIZE
+    k_groups = K // GROUP_SIZE
     if (a_scale.stride(0) != 1 and M > 1) or a_scale.stride(1) != M:
         return f"a_scale: expected the strides (1, {M}), got {a_scale.stride()}"
-    if b_scale.stride(0) != 1 or (b_scale.stride(1) != groups and b_scale.shape[1] > 1):
-        return f"b_scale: expected the strides (1, {groups}), got {b_scale.stride()}"
+    if b_scale.stride(0) != 1 or (b_scale.stride(1) != k_groups and b_scale.shape[1] > 1):
+        return f"b_scale: expected the strides (1, {k_groups}), got {b_scale.stride()}"
     return None
 
 

@@ -71,11 +71,11 @@ def multicast(
     bound: tuple[Stored, ...],
 ) -> None:
     """Computes the same result as the kernel `promoted`.  TMA multicasts `b` to the two CTAs of a cluster."""
-    a_map, b_map, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
+    a_map, b_map, c_map = (CudaMap(base_tensor, *rows[:3]) for base_tensor, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8",
         config,
-        [a_map, b_map, output, output],
+        [a_map, b_map, c_map, c_map],
         (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         bias=bias,
         scales=(a_scale, b_scale),

@@ -40,7 +40,7 @@ def _gemm(
     if BLOCK_SCALES:
         a_scales = a_scale_ptr + rows * stride_am
         b_scales = b_scale_ptr + tile_n.to(tl.int64) * BLOCK_N // BLOCK_K * stride_bn
-        scale = tl.load(a_scales, mask=rows < M, other=0.0) * tl.load(b_scales)
+        block_scale = tl.load(a_scales, mask=rows < M, other=0.0) * tl.load(b_scales)
     for k in range(0, K, BLOCK_K):
         a = a_map.load([tile_m * BLOCK_M, k])
         b = b_map.load([tile_n * BLOCK_N, k])
@@ -50,8 +50,8 @@ def _gemm(
             b_scales += stride_bk
             in_k = k + BLOCK_K < K
             next_scale = tl.load(a_scales, mask=(rows < M) & in_k, other=0.0) * tl.load(b_scales, mask=in_k, other=0.0)
-            accumulator += tl.dot(a, b.T) * scale[:, None]
-            scale = next_scale
+            accumulator += tl.dot(a, b.T) * block_scale[:, None]
+            block_scale = next_scale
         else:
             accumulator += tl.dot(a, b.T)
     if not BLOCK_SCALES:

@@ -7,8 +7,8 @@ consumer multiplies while another consumer promotes.  This is DeepGEMM's design,
 enough rows.
 
 CTAs are persistent: while consumers work, the producer loads the next tile and TMA stores the last tile.  With 128 rows
-per consumer the kernel would read less from L2.  But with block scales it would spill 136 bytes per thread, because
-ptxas gives the products of both halves separate registers.
+per consumer the kernel would read less from L2.  But such a consumer has two products of 64 rows each, and ptxas gives
+them separate registers.  With block scales this would spill 136 bytes per thread.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class ConsumerTile:
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number at launch.
-    Later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts as four,
-    because the hardware gives registers to a complete warpgroup."""
+    Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number per thread at
+    launch.  Later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts
+    as four, because the hardware gives registers to a complete warpgroup."""
     warps = 4 * (config.block_m // 64 + 1)
     resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(HOPPER.registers // resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)
@@ -154,7 +154,7 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
         if BLOCK_SCALES:
             a_scales = a_scale_ptr + rows * stride_am
             b_scales = b_scale_ptr + (column // BLOCK_K).to(gl.int64) * stride_bn
-        sums = zero_tile
+        fp32_sums = zero_tile
         for _ in range(0, K, BLOCK_K):
             slot = step % STAGES
             if BLOCK_SCALES:
@@ -169,21 +169,21 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
             product = warpgroup_mma(a_tile, b_tile, zero_tile, use_acc=False, is_async=True)
             product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
             mbarrier.arrive(empty_bars.index(slot), count=1)
-            sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
+            fp32_sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
             step += 1
         if not BLOCK_SCALES:
-            sums *= gl.load(a_scale_ptr) * gl.load(b_scale_ptr)
+            fp32_sums *= gl.load(a_scale_ptr) * gl.load(b_scale_ptr)
         columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
         if HAS_BIAS:
-            sums += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
+            fp32_sums += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
         if BY_TMA:
             tma.store_wait(pendings=0)
-            out_buffer.store(sums.to(gl.bfloat16))
+            out_buffer.store(fp32_sums.to(gl.bfloat16))
             fence_async_shared()
             async_store(c_map, [row, column], out_buffer)
         else:
             mask = (rows < M)[:, None] & (columns < N)[None, :]
-            gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], sums.to(gl.bfloat16), mask=mask)
+            gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], fp32_sums.to(gl.bfloat16), mask=mask)
     if BY_TMA:
         tma.store_wait(pendings=0)
 
@@ -224,9 +224,9 @@ def arranged(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options, such as the grid, and whether TMA can store `c`."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
-    by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
+    stores_by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     stored_a, stored_b = stored_operands(a, b)
-    output = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
+    output = Stored(M, N, c.stride(0), False) if stores_by_tma else Stored(1, 8, 8, False)
     tensor_maps = (
         stored_a.map(64, BLOCK_K, a.dtype),
         stored_b.map(BLOCK_K, config.block_n, b.dtype),
@@ -236,7 +236,7 @@ def arranged(of: Arguments) -> Any:
     constants = {
         "HAS_BIAS": of.bias is not None,
         "BLOCK_SCALES": block_scaled(of.a_scale),
-        "BY_TMA": by_tma,
+        "BY_TMA": stores_by_tma,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": BLOCK_K,
@@ -246,7 +246,7 @@ def arranged(of: Arguments) -> Any:
         "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS[config.block_m // 64],
     }
-    return *tensor_maps, by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
+    return *tensor_maps, stores_by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
 
 
 @kernel(
@@ -280,6 +280,6 @@ def promoted_ws(
     bound: Any,
 ) -> None:
     """Computes the same result as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
-    a_map, b_map, c_map, by_tma, grid, scalars, constants = bound
-    map_target = c if by_tma else c.new_empty((1, 8))
+    a_map, b_map, c_map, stores_by_tma, grid, scalars, constants = bound
+    map_target = c if stores_by_tma else c.new_empty((1, 8))
     _gemm[grid](a_map(a), b_map(b), c_map(map_target), a_scale, b_scale, bias, c, *scalars, **constants)

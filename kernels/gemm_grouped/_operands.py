@@ -14,8 +14,8 @@ from rooflab.roofline.model import Traffic
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
     """Yields the number of rows of each expert that has rows.  Waits for the device, so only traffic counts use it."""
-    bounds = offsets.tolist()
-    return (end - start for start, end in itertools.pairwise(bounds) if end > start)
+    row_bounds = offsets.tolist()
+    return (end_row - first_row for first_row, end_row in itertools.pairwise(row_bounds) if end_row > first_row)
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -8,9 +8,10 @@ kernel counts only the existing tiles, so CTAs share them evenly.  A host that d
 TMA stores a tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA,
 "CUTLASS 3.x", example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to complete tiles.
 
-The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  Registers of the producer and
-the consumers keep the running sum of the experts' row panels, one or a few experts per thread.  So they find a tile's
-expert by two reductions.  A consumer finds its next tile while its last product is in flight.
+The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  The producer and each consumer
+know how many panels each expert and all earlier experts have.  They keep these sums in registers, one or a few experts
+per thread, and find a tile's expert by two reductions.  A consumer finds its next tile while its last product is in
+flight.
 """
 
 from __future__ import annotations
@@ -95,13 +96,13 @@ def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.con
     is_earlier = panels * tiles_n <= tile
     expert = gl.sum(is_earlier.to(gl.int32), 0)
     expert_tile = tile - gl.max(gl.where(is_earlier, panels, 0), 0) * tiles_n
-    start = gl.load(offsets + expert)
-    end = gl.load(offsets + expert + 1)
+    expert_start = gl.load(offsets + expert)
+    expert_end = gl.load(offsets + expert + 1)
     group_tiles = GROUP_M * tiles_n
     first_m = expert_tile // group_tiles * GROUP_M
-    group_m = min(gl.cdiv(end - start, BLOCK_M) - first_m, GROUP_M)
+    group_m = min(gl.cdiv(expert_end - expert_start, BLOCK_M) - first_m, GROUP_M)
     tile_m = first_m + expert_tile % group_tiles % group_m
-    return expert, start + tile_m * BLOCK_M, end, expert_tile % group_tiles // group_m
+    return expert, expert_start + tile_m * BLOCK_M, expert_end, expert_tile % group_tiles // group_m
 
 
 @gluon.jit
@@ -113,8 +114,8 @@ def _produce(
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
-        expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
-        has_both_halves = row + BLOCK_M // 2 < end
+        expert, row, expert_end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        has_both_halves = row + BLOCK_M // 2 < expert_end
         column = expert * N + tile_n * BLOCK_N
         for step in range(steps):
             mbarrier.wait(empty.index(2 * slot), phase)
@@ -136,9 +137,9 @@ def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
     """Stores columns of a tile by TMA if all rows are the expert's.  Otherwise stores the expert's rows by pointers."""
     ROWS: gl.constexpr = part.shape[0]
     COLUMNS: gl.constexpr = part.shape[1]
-    size: gl.constexpr = part.dtype.primitive_bitwidth // 8
-    row_vectors: gl.constexpr = COLUMNS * size // 16
-    layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // row_vectors, row_vectors], [4, 1], [1, 0])
+    item_bytes: gl.constexpr = part.dtype.primitive_bitwidth // 8
+    row_vectors: gl.constexpr = COLUMNS * item_bytes // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 16 // item_bytes], [32 // row_vectors, row_vectors], [4, 1], [1, 0])
     tma.store_wait(pendings=0)  # TMA has read the data staged here before
     staged.store(part)
     if row + ROWS <= end:
@@ -169,10 +170,10 @@ def _consume(
     slot = 0
     phase = 0
     last_slot = 0
-    _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+    _, row, expert_end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         # Nothing is loaded for a half of the tile without rows of the expert.
-        consumer_steps = gl.where(row + HALF * ROWS < end, steps, 0)
+        consumer_steps = gl.where(row + HALF * ROWS < expert_end, steps, 0)
         for step in range(consumer_steps):
             mbarrier.wait(full.index(slot), phase)
             a_tile = a_ring.index(2 * slot + HALF)
@@ -192,16 +193,16 @@ def _consume(
             mbarrier.arrive(empty.index(2 * slot + HALF))
             slot, phase = advance(slot, phase, full)
         if consumer_steps > 0:
-            total = accumulator.to(out_map.dtype)
+            rounded_tile = accumulator.to(out_map.dtype)
             first_row = row + HALF * ROWS
             column = tile_n * BLOCK_N
             if STORE_N == BLOCK_N:
-                _store(out_map, out_ptr, stride_ot, total, staged, first_row, end, column, N)
+                _store(out_map, out_ptr, stride_ot, rounded_tile, staged, first_row, expert_end, column, N)
             else:
-                left_part, right_part = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
-                _store(out_map, out_ptr, stride_ot, left_part, staged, first_row, end, column, N)
-                _store(out_map, out_ptr, stride_ot, right_part, staged, first_row, end, column + STORE_N, N)
-        row, end, tile_n = next_row, next_end, next_tile_n
+                left_part, right_part = rounded_tile.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+                _store(out_map, out_ptr, stride_ot, left_part, staged, first_row, expert_end, column, N)
+                _store(out_map, out_ptr, stride_ot, right_part, staged, first_row, expert_end, column + STORE_N, N)
+        row, expert_end, tile_n = next_row, next_end, next_tile_n
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 

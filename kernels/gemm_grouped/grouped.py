@@ -32,13 +32,13 @@ def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constex
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
     expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
-    start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
-    tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
-    tiles_m = tl.cdiv(end - start, BLOCK_M)
+    expert_start, expert_end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
+    tile = tl.program_id(0) - (expert_start // BLOCK_M + expert) * tiles_n
+    tiles_m = tl.cdiv(expert_end - expert_start, BLOCK_M)
     if tile >= tiles_m * tiles_n:
-        end = start
+        expert_end = expert_start
     tile_m, tile_n = grouped_tile(tile, max(tiles_m, 1), tiles_n, GROUP_M)
-    return expert, start + tile_m * BLOCK_M, tile_n, end
+    return expert, expert_start + tile_m * BLOCK_M, tile_n, expert_end
 
 
 @triton.jit
@@ -46,8 +46,8 @@ def _gemm(
     a_ptr, b_ptr, offsets_ptr, out_ptr, E, N, K, stride_at, stride_ak, stride_be, stride_bk, stride_bn, stride_ot,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    expert, row, tile_n, end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
-    if row >= end:
+    expert, row, tile_n, expert_end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
+    if row >= expert_end:
         return
     # int64, because row * stride passes 2**31 from T * K = 2**31 on, and expert * stride sooner.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
@@ -58,12 +58,12 @@ def _gemm(
     b_ptrs += k_offsets.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        a = tl.load(a_ptrs, mask=(rows < end)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
+        a = tl.load(a_ptrs, mask=(rows < expert_end)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
-    mask = (rows < end)[:, None] & (columns < N)[None, :]
+    mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -19,9 +19,10 @@ def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `a` once.  Counts each expert's matrix once if the expert has rows."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
-    count = len(list(group_rows(offsets)))
+    expert_count = len(list(group_rows(offsets)))
     return Traffic(
-        read_bytes=nbytes(a, offsets) + count * K * N * b.element_size(), write_bytes=a.shape[0] * N * a.element_size()
+        read_bytes=nbytes(a, offsets) + expert_count * K * N * b.element_size(),
+        write_bytes=a.shape[0] * N * a.element_size(),
     )
 
 
@@ -33,16 +34,16 @@ def unsupported(inputs: Arguments) -> str | None:
     if not a.numel() or not b.numel():
         return None
     for name, matrix in (("a", a), ("b", b)):
-        size = matrix.element_size()
+        item_bytes = matrix.element_size()
         rows, columns = matrix.stride()[-2:]
         # torch does not check the distance between experts, but its kernel's TMA needs it aligned too.
-        expert_pitch = matrix.stride(0) * size if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
-        stride_bytes = max(rows, columns) * size
+        expert_pitch = matrix.stride(0) * item_bytes if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
+        stride_bytes = max(rows, columns) * item_bytes
         address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
         if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or expert_pitch % ALIGNMENT or address % ALIGNMENT:
             return (
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
-                f"got strides {tuple(matrix.stride())} of {size} bytes"
+                f"got strides {tuple(matrix.stride())} of {item_bytes} bytes"
             )
     return padded_rows_refused(inputs)
 

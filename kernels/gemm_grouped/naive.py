@@ -14,7 +14,7 @@ from rooflab.kernels.launcher import kernel
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
     """Multiplies each expert's rows by the expert's matrix with `torch.mm`, one expert after another."""
-    bounds = offsets.tolist()
-    for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if end > start:
-            out[start:end] = torch.mm(a[start:end], b[expert])
+    row_bounds = offsets.tolist()
+    for expert, (first_row, end_row) in enumerate(itertools.pairwise(row_bounds)):
+        if end_row > first_row:
+            out[first_row:end_row] = torch.mm(a[first_row:end_row], b[expert])

@@ -32,13 +32,13 @@ def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constex
     panel = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
     expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
-    start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
-    tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
-    tiles_m = tl.cdiv(end - start, BLOCK_M)
+    expert_start, expert_end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
+    tile = tl.program_id(0) - (expert_start // BLOCK_M + expert) * tiles_n
+    tiles_m = tl.cdiv(expert_end - expert_start, BLOCK_M)
     if tile >= tiles_m * tiles_n:
-        end = start
+        expert_end = expert_start
     tile_m, tile_n = grouped_tile(tile, max(tiles_m, 1), tiles_n, GROUP_M)
-    return expert, start + tile_m * BLOCK_M, tile_n, end
+    return expert, expert_start + tile_m * BLOCK_M, tile_n, expert_end
 
 
 @triton.jit
@@ -57,8 +57,8 @@ def _gemm(
     GROUP_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    expert, row, tile_n, end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
-    if row >= end:
+    expert, row, tile_n, expert_end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
+    if row >= expert_end:
         return
     column = tile_n * BLOCK_N
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -71,7 +71,7 @@ def _gemm(
     # int64, because row * stride passes 2**31 from T * N = 2**31 on; the maps use 64 bits anyway.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
-    mask = (rows < end)[:, None] & (columns < N)[None, :]
+    mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -7,13 +7,14 @@ naive        the weight unpacked and dequantized to bf16 in memory, and torch's 
              per 4-bit weight
 library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
 gemv         over naive, for up to 8 rows of A (up to 4 in groups of 32): reads each packed code once, 16 bytes per
-             lane; masks and one subtraction dequantize the codes in registers for mma.m16n8k16; all warps run in one
-             wave, and K is split over them
-dequant_dot  over naive, for any rows of A: codes are dequantized in registers and become the left operand of wgmma; A
-             is the right operand, in shared memory. Slower than gemv for few rows, because the codes pass through
-             shared memory. Slower in groups of 32, because their rows of 16 bytes are half of what L2 sends
-native       over naive, on a CPU: panels of 32 columns; one instruction turns the codes of two neighbours along K into
-             bf16 for 16 columns (AVX512-BF16), else codes become fp32; a group's fp32 sum is scaled once
+             lane. Masks and one subtraction dequantize the codes in registers, for mma.m16n8k16. K is split over
+             warps, so that all of them run in one wave
+dequant_dot  over naive, for any rows of A: codes are dequantized in registers, as the left operand of wgmma. A, in
+             shared memory, is the right operand. With few rows it is slower than gemv, because codes pass through
+             shared memory. It is slower in groups of 32: their rows have 16 bytes, and L2 sends at least 32
+native       over naive, on a CPU: panels of 32 columns. With AVX512-BF16, one instruction turns the codes of two
+             neighbours along K into bf16, for 16 columns. Otherwise codes become fp32. A group's fp32 sum is scaled
+             once
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. gemm_w4a16 and gemm_w8a16 share the code of

@@ -23,7 +23,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes the arguments of `shared.launch` from `of`, the arguments of the op.  A tile has one group along K."""
+    """Arranges a launch for the op's arguments `of`: its grid, sizes and constants.  A tile is one group long in K."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 

@@ -61,8 +61,8 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
     else:
         codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    offset = torch.zeros_like(scale) if zero is None else (INT4_ZERO - zero.to(scale.dtype)) * scale
-    scales_and_offsets = torch.stack((scale.mT, offset.mT), dim=-1)
+    bf16_offset = torch.zeros_like(scale) if zero is None else (INT4_ZERO - zero.to(scale.dtype)) * scale
+    scales_and_offsets = torch.stack((scale.mT, bf16_offset.mT), dim=-1)
     return TinygemmWeight(packed, (N, K // 2), b.dtype, scales_and_offsets)
 
 

@@ -2,12 +2,12 @@
 
 naive        the weight dequantized to bf16 in memory, and torch's matmul: 21 bytes of traffic per weight of one byte
 library      torch._weight_int8pack_mm: on a CPU codes become fp32 in registers; on CUDA one thread per output, in fp32
-gemv         over naive, up to 8 rows of a: a stream of packed codes, dequantized in registers by masks and one
-             subtraction, for mma.m16n8k16; each code is read once, 16 bytes per lane, and one wave of warps shares K
+gemv         over naive, up to 8 rows of a: reads each packed code once, 16 bytes per lane; masks and one subtraction
+             dequantize it in registers for mma.m16n8k16; K is split over warps, which fill the GPU once
 dequant_dot  over naive, any rows of a: codes become the left operand of wgmma in registers, and a is the right operand
-             from shared memory; slower than gemv at few rows, because the stream passes through shared memory
-packed       over library, on a CPU: library's call for few rows; for many rows a block of channels at a time becomes
-             bf16, stays in L2, and oneDNN multiplies and scales it; library reads the codes again for every four rows
+             from shared memory; slower than gemv at few rows, because codes pass through shared memory
+packed       over library, on a CPU: calls library for few rows; for many rows, library reads the codes again for every
+             four rows; packed converts a block of channels to bf16, which stays in L2, and oneDNN multiplies it
 native       over packed, on a CPU, in C++: codes in panels that every matmul reads once, in order; they become fp32 as
              they are loaded
 

@@ -6,8 +6,8 @@ correct at every shape, but tensor cores are much faster.
 
 These CPU times are preliminary.  The shape is M=1, N=K=4096, and torch is 2.13.0.  The CPU is one busy core of an AMD
 EPYC with AVX-512.  Each time is the minimum of 60 interleaved calls, which use three weights in turn.  The call takes
-1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  A read of the
-codes alone takes 0.7 ms, at the rate of a sum over fp32.
+1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.  To read only the
+codes would take 0.7 ms, at the bandwidth that a sum over an fp32 tensor reaches.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
         return f"scale: expected a scale of the activation's dtype on a CPU, got {scale.dtype}"
     if a.shape[1] % CPU_K_MULTIPLE:
         return f"a: expected K in multiples of {CPU_K_MULTIPLE} on a CPU, or torch reads past the row, got {a.shape[1]}"
-    for name, tensor in (("a", a), ("b", b)):
-        if not tensor.is_meta and tensor.data_ptr() % CPU_ALIGNMENT[name]:
+    for name, operand in (("a", a), ("b", b)):
+        if not operand.is_meta and operand.data_ptr() % CPU_ALIGNMENT[name]:
             return f"{name}: expected an address of a multiple of {CPU_ALIGNMENT[name]} bytes on a CPU, got another"
     return None
 

@@ -2,8 +2,8 @@
 
 The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
 m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i is an exponent of
-base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.  While m_i does not change,
-the sums are multiplied by exactly 1.
+base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.  While m_i stays the same,
+the factor of earlier sums is exactly 1.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
     No query sees a key before `begin` or from `end` on.  All queries see all keys between the two unmasked bounds, so
     tiles there need no mask.  In the tiles before them, the window hides some keys.  In the tiles after them, the
     diagonal or the end of the keys hides some keys.  `begin` is the first key that query `first` sees, not rounded to a
-    tile.  So no key before all windows is loaded.  Each unmasked bound is a whole number of tiles after `begin`."""
+    tile.  So keys that all windows hide are not loaded.  Each unmasked bound is whole tiles after `begin`."""
     begin = 0
     unmasked_begin = 0
     end = S
     unmasked_end = S // BLOCK_N * BLOCK_N
     if CAUSAL:
         end = tl.maximum(tl.minimum(S, last + 1 + S - T), 0)
-        diagonal_end = tl.maximum(tl.minimum(S, first + 1 + S - T), 0)
+        first_query_end = tl.maximum(tl.minimum(S, first + 1 + S - T), 0)
         if WINDOW:
             begin = tl.maximum(first + S - T + 1 - window, 0)
             unmasked_begin = tl.cdiv(tl.maximum(last + S - T + 1 - window - begin, 0), BLOCK_N) * BLOCK_N + begin
             unmasked_begin = tl.minimum(unmasked_begin, tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N) * BLOCK_N + begin)
-        unmasked_end = tl.maximum((diagonal_end - begin) // BLOCK_N * BLOCK_N + begin, unmasked_begin)
+        unmasked_end = tl.maximum((first_query_end - begin) // BLOCK_N * BLOCK_N + begin, unmasked_begin)
     return begin, unmasked_begin, unmasked_end, end
 
 
@@ -79,11 +79,11 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """Returns the softmax weights of the key tile at `start`, the factor for earlier sums, and the new m_i and l_i.
+    """Returns the softmax weights of the key tile at `start`, the factor of earlier sums, and the new m_i and l_i.
 
     m_i is a row's running maximum, and l_i the sum of its weights.  `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows`
-    holds the positions of the queries.  A score times `factor` is its exponent (base 2).  With `MASKED`, a key that a
-    row does not see gets weight 0.  All weights and sums are multiplied by `2**RANGE`."""
+    holds the positions of the queries.  `factor` turns a score into an exponent of base 2.  With `MASKED`, a key that a
+    row does not see gets weight 0.  All weights and sums are scaled by `2**RANGE`."""
     if CAP:
         scores = capped(scores * scale, cap)
     elif NEGATED:
@@ -125,8 +125,8 @@ def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, l
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     dims = tl.arange(0, acc.shape[1])
     result = (acc * (1.0 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
-    mask = there[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_rows[:, None] + dims[None, :], result, mask=mask)
+    store_mask = there[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_rows[:, None] + dims[None, :], result, mask=store_mask)
     if lse_ptr is not None:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
         tl.store(lse_ptr + lse_rows, lse, mask=there)

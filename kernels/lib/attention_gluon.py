@@ -46,9 +46,9 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  `registers` is the average over its threads.  Shared memory holds the rings of
-    keys and of values, `rows` rows of a head, and barriers.  If a consumer warpgroup needs too many registers,
-    `registers` is its need instead, so that the CTA does not fit.
+    """Returns the resources of a CTA.  `registers` is the average per thread.  If consumers need more than they can
+    get, it is their need, so that the CTA does not fit.  Shared memory holds the rings of keys and of values, `rows`
+    rows of a head, and barriers.
 
     `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
     """
@@ -63,13 +63,13 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads per section: their keys and values fit in L2.  `k` is (B, S, H_kv, D)."""
+    """Returns the number of query heads whose keys and values fit in L2: a section.  `k` is (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns `scales` for `softmax`, for base-2 exponents.  Without a soft cap, the last two of the three are None."""
+    """Returns three factors for `softmax`, in base 2: of scores, in tanh, of tanh.  With no cap, the last are None."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -95,17 +95,17 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns the tile row and the head of tile number `tile`.  The last section (group of heads) begins with long
-    tiles, the section before it with short tiles, and so on.  So neighbouring tiles have similar lengths."""
-    index = tile // (section * tiles_m)
-    first_head = index * section
-    size = min(heads - first_head, section)
-    offset = tile - first_head * tiles_m
-    tile_m = offset // size
+    """Returns the row of tiles and the head of tile number `tile`.  The last section (group of heads) begins with its
+    longest tiles, the section before it with its shortest tiles, and so on.  So neighbours have similar lengths."""
+    section_index = tile // (section * tiles_m)
+    first_head = section_index * section
+    section_size = min(heads - first_head, section)
+    tile_in_section = tile - first_head * tiles_m
+    tile_m = tile_in_section // section_size
     if CAUSAL:
-        is_descending = ((heads - 1) // section - index) % 2 == 0
+        is_descending = ((heads - 1) // section - section_index) % 2 == 0
         tile_m = tiles_m - 1 - tile_m if is_descending else tile_m
-    return tile_m, first_head + offset % size
+    return tile_m, first_head + tile_in_section % section_size
 
 
 @gluon.constexpr_function
@@ -117,8 +117,8 @@ def product_layout(columns):
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
     """Returns three numbers of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the
-    start of the window cuts.  Counts the blocks from `begin` on, without the last block `end - 1`.  The first row sees
-    keys up to `first`.  The last row sees keys up to `last`."""
+    start of the window cuts.  Counts the blocks from number `begin` on, but not the last one, `end - 1`.  `first` is
+    the last key that the first row sees, and `last` is the last key that the last row sees."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     window_block = begin
     if window is not None:
@@ -134,9 +134,9 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     With `MASKED`, a row sees no key after column `last`, or after column `end`.  With a window, it sees only the last
     `window` keys up to `last`.  Column 0 is the block's first key.  `last` and `end` may be None.
 
-    m_i is stored after the multiplication by `scale`.  If each step multiplied m_i again, the compiler would fuse this
-    multiplication with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after
-    127 blocks of scores of 66)."""
+    m_i is stored already multiplied by `scale`.  If each step multiplied it again, the compiler would fuse this product
+    with the subtraction, and round differently.  An unchanged m_i would then rescale the sums by a factor other than 1,
+    and they would drift (by 3e-4 after 127 blocks of scores of 66)."""
     scale, tanh_scale, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
         scores = cap * (1 - 2 / (1 + gl.exp2(scores * tanh_scale)))
@@ -163,8 +163,8 @@ def rescaled(accumulator, shrink):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Converts weights to 16 bits and packs two neighbours per register.  Otherwise the compiler would unpack and pack
-    the 16-bit values again between two loops."""
+    """Converts weights to 16 bits and packs two neighbours per register.  If weights pass from one loop to the next,
+    the compiler would otherwise unpack and pack them again there."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -172,7 +172,7 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to a left matmul operand.  `product` is the layout of the result."""
+    """Converts weights (16-bit pairs or fp32) to the left operand of a matmul.  Its result has the layout `product`."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1

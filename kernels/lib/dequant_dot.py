@@ -35,7 +35,7 @@ REDUCED = 1024
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Holds tile sizes and launch options.  A tile has one group along K, or 128 values with eight-bit codes."""
+    """Holds tile sizes and launch options.  Along K, a tile has one group of four-bit codes, or 128 eight-bit codes."""
 
     block_m: int
     """The number of rows of `a` in a tile."""
@@ -49,26 +49,26 @@ class Config(LaunchConfig):
 
 def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
     """Returns the tuning for codes of `bits` bits.  The configs have tiles for one or two warpgroups and up to eight
-    stages, and split K over up to eight CTAs.  `block_k_of(scheme)` returns a tile's size along K."""
-    shape = [(64, 4), (128, 4), (128, 8)]
+    stages, and split K over up to eight CTAs.  `block_k_of` gives a tile's size along K by scheme (dtypes, group)."""
+    rows_and_warps = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        sizes = itertools.product((16, 32, 64, 128), shape, (2, 3, 4, 6, 8), (1, 2, 4, 8))
-        return tuple(Config(block_m, *width, stages, split) for block_m, width, stages, split in sizes)
+        sizes = itertools.product((16, 32, 64, 128), rows_and_warps, (2, 3, 4, 6, 8), (1, 2, 4, 8))
+        return tuple(Config(block_m, *weight_tile, stages, split) for block_m, weight_tile, stages, split in sizes)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the registers for sums and codes, and the shared memory for the stages of codes and of `a`.  `a` has
         one more stage, because wgmma reads a stage while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
-        threads, outputs = 32 * config.num_warps, config.block_m * config.block_n
-        cta_registers = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
+        threads, tile_outputs = 32 * config.num_warps, config.block_m * config.block_n
+        cta_registers = tile_outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
         code_bytes, activation_bytes = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
         return Footprint(
             threads=threads,
             registers=cta_registers // threads + ADDRESS_REGISTERS,
             shared_bytes=(config.num_stages - 1) * code_bytes + config.num_stages * activation_bytes,
             ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-            tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
+            tensor_flops=2.0 * tile_outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
@@ -79,7 +79,7 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """Chooses a tile with up to 128 rows of `a`.  Splits K until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
-        block_m = next((size for size in (16, 32, 64) if M <= size), 128)
+        block_m = next((row_limit for row_limit in (16, 32, 64) if M <= row_limit), 128)
         block_n = 64 if block_m <= 64 else 128
         stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
         tiles, steps = cdiv(M, block_m) * cdiv(N, block_n), cdiv(int(case["K"]), block_k)
@@ -96,9 +96,9 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
 def _two_of_four_bits(words, zero, SHIFT: tl.constexpr):
     # The bits go below 128 in bf16, whose last bit is worth 1; the difference is an integer of at most 5 bits: exact.
     code_pair = ((words >> SHIFT) & 0x000F000F) | 0x43004300
-    low = code_pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    high = (code_pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return tl.join(low - zero, high - zero)
+    low_code = code_pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high_code = (code_pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(low_code - zero, high_code - zero)
 
 
 @triton.jit
@@ -150,13 +150,13 @@ def _dot(
     row_sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if BITS == 8:
         channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
-    for step in range(first_step, last_step):
+    for k_step in range(first_step, last_step):
         if WHOLE_K:
             words = tl.load(word_ptrs, eviction_policy="evict_first")
             a = tl.load(a_ptrs)
         else:
-            words = tl.load(word_ptrs, mask=(word_offsets < row_words - step * BLOCK_WORDS)[None, :], other=0)
-            a = tl.load(a_ptrs, mask=(k_offsets < K - step * BLOCK_K)[None, :], other=0.0)
+            words = tl.load(word_ptrs, mask=(word_offsets < row_words - k_step * BLOCK_WORDS)[None, :], other=0)
+            a = tl.load(a_ptrs, mask=(k_offsets < K - k_step * BLOCK_K)[None, :], other=0.0)
         if BITS == 8:
             # The dot has no accumulator, or Triton would let it run while the next step writes the registers that it
             # reads (3.7.1, WGMMAPipeline).
@@ -172,14 +172,14 @@ def _dot(
             group_offsets += 1
         a_ptrs += BLOCK_K
         word_ptrs += BLOCK_WORDS
-    mask = (rows < N)[:, None] & (columns < M)[None, :]
+    store_mask = (rows < N)[:, None] & (columns < M)[None, :]
     if SPLIT == 1:
         if HAS_BIAS:
             row_sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
         out_ptrs = out_ptr + columns[None, :] * stride_om + rows[:, None]
     else:
         out_ptrs = out_ptr + (k_share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
-    tl.store(out_ptrs, row_sums.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, row_sums.to(out_ptr.dtype.element_ty), mask=store_mask)
 
 
 @triton.jit
@@ -187,14 +187,14 @@ def _add_up(
     parts_ptr, bias_ptr, out_ptr, M, N, stride_om, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
 ):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = tl.cast(M, tl.int64) * N
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    result_size = tl.cast(M, tl.int64) * N
+    output_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for k_share in tl.static_range(SPLIT):
-        total += tl.load(parts_ptr + k_share * size + offsets, mask=offsets < size, other=0.0)
+        output_sum += tl.load(parts_ptr + k_share * result_size + offsets, mask=offsets < result_size, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias_ptr + offsets % N, mask=offsets < size, other=0.0).to(tl.float32)
+        output_sum += tl.load(bias_ptr + offsets % N, mask=offsets < result_size, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + offsets // N * stride_om + offsets % N
-    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=offsets < size)
+    tl.store(out_ptrs, output_sum.to(out_ptr.dtype.element_ty), mask=offsets < result_size)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -216,7 +216,7 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N, split = a.shape, b.shape[0], of.config.split
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n) * split,)
-    scalars = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
+    int_arguments = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
     has_bias = of.bias is not None
     constants = {
         "BITS": bits,
@@ -227,7 +227,7 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
         **config.launch_arguments,
     }
     sum_launch = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
-    return grid, scalars, constants, sum_launch if split > 1 else None
+    return grid, int_arguments, constants, sum_launch if split > 1 else None
 
 
 def launch(
@@ -236,11 +236,11 @@ def launch(
     """Launches the kernel.  For a split K, a second kernel adds the partial sums.  `words`: packed codes.  `scale`,
     `zero`: equal strides and contiguous rows.
     """
-    grid, scalars, constants, sum_launch = bound
+    grid, int_arguments, constants, sum_launch = bound
     if sum_launch is None:
-        _dot[grid](a, words, scale, zero, bias, c, *scalars, **constants)
+        _dot[grid](a, words, scale, zero, bias, c, *int_arguments, **constants)
         return
     partial_sums = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
-    _dot[grid](a, words, scale, zero, bias, partial_sums, *scalars, **constants)
-    grid, scalars, constants = sum_launch
-    _add_up[grid](partial_sums, bias, c, *scalars, **constants)
+    _dot[grid](a, words, scale, zero, bias, partial_sums, *int_arguments, **constants)
+    grid, int_arguments, constants = sum_launch
+    _add_up[grid](partial_sums, bias, c, *int_arguments, **constants)

@@ -65,14 +65,14 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the average registers of a thread, and the shared memory of a CTA.  Each output takes an fp32 register.
     In fp8 it takes a second register, for an fp32 sum."""
-    size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
-    values = config.block_n // 2 * (2 if size == 1 else 1)
+    value_bytes, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
+    register_values = config.block_n // 2 * (2 if value_bytes == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER_CTAS
-    ctas, step = min(tiles, HOPPER_SMS), ROW_BYTES // size
-    flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), step) * step
+    ctas, k_step = min(tiles, HOPPER_SMS), ROW_BYTES // value_bytes
+    flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), k_step) * k_step
     return Footprint(
         threads=threads,
-        registers=min(HOPPER.registers // threads // 8 * 8, values + ADDRESS_REGISTERS),
+        registers=min(HOPPER.registers // threads // 8 * 8, register_values + ADDRESS_REGISTERS),
         shared_bytes=config.shared_bytes,
         ctas=ctas,
         tensor_flops=flops * tiles / max(1, ctas),

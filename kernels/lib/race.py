@@ -8,16 +8,16 @@ import triton.language as tl
 
 @triton.jit
 def log_exponential(word):
-    """Computes `log(E)` with `E = -log1p(-u)`.  The random u in (0, 1) comes from `word`.  A drawn token has a small u,
-    and `1 - u` would lose digits of u.  So below `u = 1/4` the function uses the series of `E = 2 * atanh(u / (2 -
-    u))`.  The first omitted term is below 2**-29 of E.  On sm_90, tl.log is exact to an ulp: it is libdevice's
+    """Computes `log(E)` with `E = -log1p(-u)`.  `word` gives the random u in (0, 1).  For a small u, as a drawn token
+    has, `1 - u` would lose digits.  So below `u = 1/4` the function uses the series of `2 * atanh(u / (2 - u))`, which
+    equals E.  The first omitted term is below 2**-29 of E.  On sm_90, tl.log is exact to an ulp: it is libdevice's
     polynomial, not lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
     z_squared = z * z
-    series = 1.0 / 9.0
-    series = series * z_squared + 1.0 / 7.0
-    series = series * z_squared + 1.0 / 5.0
-    series = series * z_squared + 1.0 / 3.0
-    series_value = 2.0 * z + 2.0 * z * z_squared * series
+    series_factor = 1.0 / 9.0
+    series_factor = series_factor * z_squared + 1.0 / 7.0
+    series_factor = series_factor * z_squared + 1.0 / 5.0
+    series_factor = series_factor * z_squared + 1.0 / 3.0
+    series_value = 2.0 * z + 2.0 * z * z_squared * series_factor
     return tl.log(tl.where(u < 0.25, series_value, -tl.log(1.0 - u)))

@@ -112,12 +112,12 @@ def tuning(op: str) -> Tuning:
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHT_VECTORS.get(op, 0) if config.vectors <= THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weights + config.persistent * inputs)
-        groups = cdiv(int(case["T"]), config.rows) * config.cluster
+        needed_ctas = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
             threads=config.lanes * config.rows,
             registers=row_registers + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * has_extra_sums,
             shared_bytes=8 * cdiv(config.lanes * config.rows, WARP_THREADS) + 8,
-            ctas=ctas_of(config, groups) if config.persistent else groups,
+            ctas=ctas_of(config, needed_ctas) if config.persistent else needed_ctas,
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -152,13 +152,13 @@ def tuning(op: str) -> Tuning:
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
     """Registers the decorated launcher as the kernel `cluster` of `op`, the next rung (improvement) after `fused`.
 
-    `over_fused` states how the compiled code differs from the code of `fused`.  `wide` names a case in which a cluster
-    shares a row.  `takes` are further arguments of `kernel`."""
+    `over_fused` states how the compiled code differs from that of `fused`.  `wide` names a case with rows so long that
+    a cluster shares one.  `takes` are further arguments of `kernel`."""
     code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
-        width = "H" if op == "fused_add_rmsnorm" else "I"
-        reason = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
-        takes["holds"] = {f"{width} * itemsize <= {PAIR_BYTES}": reason}
+        width_name = "H" if op == "fused_add_rmsnorm" else "I"
+        width_limit_text = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
+        takes["holds"] = {f"{width_name} * itemsize <= {PAIR_BYTES}": width_limit_text}
     if wide is not None:
         code_claims[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
     return kernel(
@@ -189,7 +189,7 @@ def launch(
     round_first: bool = False,
     config: Config,
 ) -> None:
-    """Runs `op` on the rows of `x` (T, N) and of a second input (T, N).  Writes `out`, `sums` (T, N) and `scale` (T,).
+    """Runs `op` on the rows of `x` and `second`.  Writes `out`, `sums` (`x + second`, (T, N)) and `scale` (T,).
 
     The caller has checked all arguments."""
     T, width = out.shape
@@ -206,8 +206,8 @@ def launch(
         PERSISTENT=config.persistent,
         ROUND_FIRST=round_first,
     )
-    groups = cdiv(T, config.rows) * config.cluster
-    grid = ctas_of(config, groups, sm_count(x.device)) if config.persistent else groups
+    needed_ctas = cdiv(T, config.rows) * config.cluster
+    grid = ctas_of(config, needed_ctas, sm_count(x.device)) if config.persistent else needed_ctas
     kernel = _cuda.load(SOURCE, "rows", options=compile_options)
     strides = [np.int64(0 if tensor is None else tensor.stride(0)) for tensor in (x, second, out, sums)]
     kernel(
@@ -217,7 +217,7 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """Returns the elements per memory access: the largest power of two that divides the width and all row addresses."""
+    """Returns the elements per access: the largest power of two that divides width, `vector`, strides and addresses."""
     divisor_bits = width | vector
     for tensor in tensors:
         divisor_bits |= address_of(tensor) // tensor.element_size()

@@ -57,7 +57,7 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of eight-column tiles for M rows of `a`.  A row has `subgroups` columns, one per group."""
+    """Returns the number of eight-column tiles for M rows of `a`.  One row takes `subgroups` columns, one per group."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
@@ -68,15 +68,15 @@ def warps_per_sm(tiles: int, zeros: bool) -> int:
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits` bits.  `subgroups(scheme)` is the number of groups in a 64-byte load."""
+    """Returns the tuning for codes of `bits` bits.  `subgroups` counts the groups in 64 bytes of a scheme's codes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""
-        sizes = itertools.product(((4, 1), (4, 2), *((n, n) for n in (3, 4, 5, 6, 8))), (1, 2, 4, 8), (2, 4, 6, 8))
-        return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
+        size_sets = itertools.product(((4, 1), (4, 2), *((n, n) for n in (3, 4, 5, 6, 8))), (1, 2, 4, 8), (2, 4, 6, 8))
+        return tuple(Config(*warps, split, depth) for warps, split, depth in size_sets)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the number of rows of `a` (at most the kernel's limit), and the number of tiles of their columns."""
+        """Returns the number of rows of `a`, at most the kernel's limit, and the eight-column tiles for these rows."""
         M = min(int(case["M"]), MAX_M, MAX_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
@@ -139,14 +139,14 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         CTAS_PER_SM=max(warps_per_sm(tiles, has_zero_points) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
-    scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_TWICE)
+    kernel_scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_TWICE)
     grid = (cdiv(N, WARP_ROWS * (config.warps // config.warps_k)) * config.split,)
-    return compile_options, grid, (WARP_THREADS * config.warps,), scalars
+    return compile_options, grid, (WARP_THREADS * config.warps,), kernel_scalars
 
 
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
     """Launches the kernel.  `codes` is int32 (N, words).  `scale` and `zero` (one per group) have contiguous rows."""
-    compile_options, grid, threads, scalars = bound
-    _cuda.load(SOURCE, "gemv", options=compile_options)(grid, threads, a, codes, scale, zero, bias, c, *scalars)
+    compile_options, grid, threads, kernel_scalars = bound
+    _cuda.load(SOURCE, "gemv", options=compile_options)(grid, threads, a, codes, scale, zero, bias, c, *kernel_scalars)

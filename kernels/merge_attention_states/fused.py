@@ -69,7 +69,7 @@ def fused_kernel(
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Returns the number of programs, sizes, strides and constants.  `outs` is (P, T, H, D) for P parts of the keys."""
+    """Computes a launch: count of programs, sizes, strides, constants.  `outs` is (P, T, H, D), P parts of the keys."""
     part_count, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)

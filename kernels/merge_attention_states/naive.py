@@ -14,9 +14,9 @@ from rooflab.kernels.launcher import kernel
 def naive(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
     """Computes a softmax over the parts' log-sum-exps, and the weighted sum of their outputs."""
     lses = lses.masked_fill(lses == math.inf, -math.inf)  # as some libraries write of a part that saw no key
-    total = torch.logsumexp(lses, dim=0)
+    merged_lse = torch.logsumexp(lses, dim=0)
     # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.
-    weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))
-    values = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
-    out.copy_((weights[..., None] * values).sum(0))
-    lse.copy_(total)
+    weights = torch.exp(lses - merged_lse.masked_fill(merged_lse == -math.inf, 0.0))
+    part_values = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
+    out.copy_((weights[..., None] * part_values).sum(0))
+    lse.copy_(merged_lse)

@@ -91,7 +91,7 @@ def split_kv_kernel(
     length = tl.load(lens_ptr + b)
     split_keys = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
     first_key = split_index * split_keys
-    end = tl.minimum(first_key + split_keys, length)
+    key_end = tl.minimum(first_key + split_keys, length)
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
@@ -105,13 +105,13 @@ def split_kv_kernel(
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
-    page = pages_of(row, first_key, end, BLOCK_SIZE, BLOCK_N)
-    for start in range(first_key, end, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
-        key_mask = keys < end
-        block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
-        page = pages_of(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
-        slot_ptr = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
+    page = pages_of(row, first_key, key_end, BLOCK_SIZE, BLOCK_N)
+    for block_start in range(first_key, key_end, BLOCK_N):
+        keys = block_start + tl.arange(0, BLOCK_N)
+        key_mask = keys < key_end
+        page_index = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
+        page = pages_of(row, block_start + BLOCK_N, key_end, BLOCK_SIZE, BLOCK_N)
+        slot_ptr = cache_ptr + page_index * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
             slot_ptr[:, None] + columns[None, :], mask=key_mask[:, None] & (columns < LATENT)[None, :], other=0.0
@@ -141,8 +141,8 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits per sequence with the least time: waves of CTAs times keys per split.  With several
-    splits, each counts `LEAST_KEYS` more keys.  A split of the longest sequence has at least `LEAST_KEYS` keys."""
+    """Returns the number of splits per sequence with the least time: waves of CTAs times keys per split.  If there are
+    several splits, `LEAST_KEYS` more keys per split stand for the merge.  A split has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -157,7 +157,7 @@ def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) 
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `q`, lengths, table and result.  Each latent counts once: L2 keeps it for the other heads."""
+    """Counts the bytes of each latent once: L2 keeps it for the other heads.  Adds `q`, lengths, table and result."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, table_entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
@@ -175,7 +175,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
-    """Returns the number of programs per split, the scale, the strides and the constants of a launch."""
+    """Computes a launch: the number of programs per split, the scale, the strides and the constants."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
         "LATENT": latent_dim,

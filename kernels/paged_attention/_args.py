@@ -17,20 +17,20 @@ def traffic(inputs: Arguments) -> Traffic:
     L2 or a CPU's cache keeps them for all tiles of the sequence.  A shared page counts for each of its sequences."""
     q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
-    lengths, bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window
-    query_counts = torch.ones_like(lengths) if bounds is None else bounds.long().diff()
+    lengths, query_bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window
+    query_counts = torch.ones_like(lengths) if query_bounds is None else query_bounds.long().diff()
     # The first key that a sequence's queries see, and one past their last, (B,) each.
     first_keys = torch.zeros_like(lengths) if window is None else (lengths - query_counts + 1 - window).clamp(min=0)
-    end = torch.where(query_counts > 0, lengths, 0)
-    _, table_entries = used_slots(inputs.block_table, end, k_cache.shape[0], k_cache.shape[1], first_keys)
-    keys = int((end - first_keys).clamp(min=0).sum())
+    visible_end = torch.where(query_counts > 0, lengths, 0)
+    _, table_entries = used_slots(inputs.block_table, visible_end, k_cache.shape[0], k_cache.shape[1], first_keys)
+    keys = int((visible_end - first_keys).clamp(min=0).sum())
     read_bytes = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * table_entries
     read_bytes += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
     return Traffic(read_bytes, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 
 def pages_from(least: int) -> dict[str, str]:
-    """Returns a condition for `Takes.holds`: the page size is a power of two, and at least `least` tokens."""
+    """Returns a condition for the field `holds` of `Takes`: pages of a power of two of at least `least` tokens."""
     page_text = f"pages of a power of two of at least {least} tokens"
     return {f"block_size >= {least} and block_size & (block_size - 1) == 0": page_text}
 

@@ -14,7 +14,7 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class StepConfig(LaunchConfig):
-    """Holds the launch options of the kernel: keys per step, warps, and pipeline stages."""
+    """Holds the launch options of `gqa_packed`: keys per step, warps, and pipeline stages."""
 
     block_n: int
     num_warps: int

@@ -49,7 +49,7 @@ TMA_PAGES_TUNING = Tuning(
 
 
 def why_too_far(inputs: Arguments) -> str | None:
-    """Returns why a tensor map cannot address all pages and heads of a cache by one dimension, or None if it can."""
+    """Returns why pages and heads of a cache are too far apart for the 32-bit coordinates of a tensor map, or None."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MAX_UNITS:
             expected_text = "strides of pages and heads with a larger common factor"
@@ -58,23 +58,23 @@ def why_too_far(inputs: Arguments) -> str | None:
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Returns the stride (in elements) and the size of one dimension of a tensor map that addresses both pages and
-    heads.  Also returns the distance between two pages, and between two heads, in steps of this dimension."""
+    """Returns the elements of a unit (a step that divides the strides of pages and of heads), and the number of units
+    in the cache.  Also returns the distance between two pages, and between two heads, in units."""
     num_blocks, _, H_kv, _ = cache.shape
-    page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
-    unit_elements = math.gcd(page, head) or 8
-    page, head = page // unit_elements, head // unit_elements
-    return unit_elements, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
+    page_stride, head_stride = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
+    unit_elements = math.gcd(page_stride, head_stride) or 8
+    page_stride, head_stride = page_stride // unit_elements, head_stride // unit_elements
+    return unit_elements, (num_blocks - 1) * page_stride + (H_kv - 1) * head_stride + 1, page_stride, head_stride
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
     """Returns a function that makes a cache's tensor map.  Also returns the distance between two pages, and between two
-    heads, in the map's first dimension.
+    heads, in steps of the map's first dimension.
 
-    A box is the data of one TMA copy: `box` keys of one page and head, in wgmma's order.  This order has 64 columns of
-    8 rows, then the next 64 columns of these rows, then the next 8 rows.  If not `whole`, a box has only 64 columns.
-    Pages, heads and this order would need six dimensions.  A tensor map has only five, so pages and heads share one
-    dimension."""
+    A box is the data of one TMA copy: `box` keys of one page and head.  wgmma needs 64 columns of 8 rows, then the next
+    64 columns of these rows, then the next 8 rows.  If `whole`, a box has all columns in this order.  Else it has only
+    64 columns.  Separate dimensions for pages, heads and this order would be six.  A tensor map has only five, so pages
+    and heads share one dimension."""
     block_size, D = cache.shape[1], cache.shape[3]
     unit_elements, num_units, page, head = _units(cache)
     row = cache.stride(1)

@@ -37,15 +37,15 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the sequence of `tile`, by bisection.  Sequence b begins at tile `first_row // BLOCK_M + b`."""
-    low = 0
-    high = B
-    while high - low > 1:
-        middle_sequence = (low + high) // 2
+    """Returns the sequence of `tile`, by bisection.  Each earlier sequence may add one partial tile."""
+    low_sequence = 0
+    high_sequence = B
+    while high_sequence - low_sequence > 1:
+        middle_sequence = (low_sequence + high_sequence) // 2
         starts_later = _first_query(cu_ptr, middle_sequence) * GROUP // BLOCK_M + middle_sequence > tile
-        high = tl.where(starts_later, middle_sequence, high)
-        low = tl.where(starts_later, low, middle_sequence)
-    return low
+        high_sequence = tl.where(starts_later, middle_sequence, high_sequence)
+        low_sequence = tl.where(starts_later, low_sequence, middle_sequence)
+    return low_sequence
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -113,13 +113,13 @@ def chunked_kernel(
 
 
 def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
-    """Returns the number of CTAs (one per possible tile and KV head), the sizes and strides, and the constants."""
+    """Computes a launch: the number of CTAs (one per possible tile and KV head), sizes and strides, and constants."""
     (T, H, _), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
     scalars, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
-    inputs = *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0)
+    input_strides = *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0)
     constants |= {"BLOCK_SIZE": block_size, "GROUP": H // H_kv}
-    return tiles * H_kv, (B, H_kv, tiles, *scalars, *inputs, *strides), constants
+    return tiles * H_kv, (B, H_kv, tiles, *scalars, *input_strides, *strides), constants
 
 
 @kernel(

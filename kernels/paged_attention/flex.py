@@ -47,8 +47,8 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the output (B, H, D) in fp32 and the log-sum-exp (B, H), for `torch.compile`.  Without compilation, torch
-    multiplies every slot of the cache by a weight.  The result is then right only if no slot holds NaN or inf."""
+    """Returns the output (B, H, D) in fp32 and the log-sum-exp (B, H).  Must be compiled: else torch multiplies every
+    cached token by a weight, so NaN or inf in the cache spoils the result."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     group = q.shape[1] // k_cache.shape[2]
@@ -70,8 +70,8 @@ def attend(
     edge_pages = [(last_page, seq_lens)]
     if window is not None:  # a page in which it begins, unless that is the last one or is seen whole
         edge_pages.append((first_key // block_size, torch.where(first_key % block_size > 0, last_page * block_size, 0)))
-    for column, end in edge_pages:
-        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first_key, end, scale, softcap))
+    for column, key_end in edge_pages:
+        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first_key, key_end, scale, softcap))
     return merged
 
 
@@ -89,12 +89,12 @@ def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window:
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
-    B, width = block_table.shape
+    B, table_width = block_table.shape
     first_page = (_first(seq_lens, window) + block_size - 1) // block_size
     page_count = (seq_lens // block_size - first_page).clamp(min=0)
-    index = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
+    index = torch.arange(table_width, dtype=torch.int32, device=block_table.device).expand(B, table_width)
     valid = index < page_count[:, None]
-    block_table = block_table.gather(1, (index + first_page[:, None]).clamp(max=width - 1).long())
+    block_table = block_table.gather(1, (index + first_page[:, None]).clamp(max=table_width - 1).long())
     # One more column, for table entries that are not full pages of the sequence.
     positions = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
     positions = positions.scatter(1, torch.where(valid, block_table, num_blocks).long(), torch.where(valid, index, -1))
@@ -123,21 +123,21 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over keys `first` to `end` (B,) in one page per sequence, at `column` (B,) of the table.
+    """Computes attention over keys `first` to `end` of one page per sequence: entry `column` (B,) of its table row.
     Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
-    hidden = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
+    is_hidden = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
     page_entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
-    page = torch.where(hidden.all(1), 0, page_entry)
+    page = torch.where(is_hidden.all(1), 0, page_entry)
     keys, values = (
-        pages.index_select(0, page).masked_fill(hidden[..., None, None], 0).float() for pages in (k_cache, v_cache)
+        pages.index_select(0, page).masked_fill(is_hidden[..., None, None], 0).float() for pages in (k_cache, v_cache)
     )
     scores = (q.view(B, H_kv, H // H_kv, 1, D).float() * keys.transpose(1, 2)[:, :, None]).sum(-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(hidden[:, None, None], -math.inf)  # (B, H_kv, group, block_size)
+    scores = scores.masked_fill(is_hidden[:, None, None], -math.inf)  # (B, H_kv, group, block_size)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
     out = (weights[..., None] * values.transpose(1, 2)[:, :, None]).sum(3)
@@ -156,8 +156,8 @@ _COMPILED_ATTEND = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the visible keys and values once.  Adds a write and a read of a page position (4 bytes) for
-    each sequence and page.  torch decides how to split keys, so partial results are not counted."""
+    """Counts the bytes of the visible keys and values once.  The mask writes and reads 4 bytes for each sequence and
+    each page of the cache.  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     table_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)

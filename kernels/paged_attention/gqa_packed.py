@@ -40,8 +40,8 @@ def gqa_packed_kernel(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    for start in range(0, length, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
+    for block_start in range(0, length, BLOCK_N):
+        keys = block_start + tl.arange(0, BLOCK_N)
         key_mask = keys < length
         # int64, because page * stride and slot * stride pass 2**31 in a cache of 4 GiB. No entry past the end is read.
         page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=key_mask, other=0).to(tl.int64)
@@ -66,7 +66,7 @@ def gqa_packed_kernel(
 
 
 def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """Returns the grid (a program for each sequence and KV head), the sizes and strides, and the constants."""
+    """Computes a launch: the grid (a program for each sequence and KV head), sizes and strides, and constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
     scalars = (
         H // H_kv,

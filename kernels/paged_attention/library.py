@@ -54,9 +54,9 @@ def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tens
     """Gathers slots `first` to `length` of each row of `block_table`, as (B, H_kv, length - first, D).  On a CPU,
     index_select has up to 3 times the speed of indexing."""
     block_size = cache.shape[1]
-    first_page, end = first // block_size, -(-length // block_size)
-    cache_slots = cache.index_select(0, block_table[:, first_page:end].reshape(-1))
-    cache_slots = cache_slots.view(len(block_table), (end - first_page) * block_size, *cache.shape[2:])
+    first_page, end_page = first // block_size, -(-length // block_size)
+    cache_slots = cache.index_select(0, block_table[:, first_page:end_page].reshape(-1))
+    cache_slots = cache_slots.view(len(block_table), (end_page - first_page) * block_size, *cache.shape[2:])
     return cache_slots[:, first - first_page * block_size : length - first_page * block_size].transpose(1, 2)
 
 
@@ -115,25 +115,25 @@ def library(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
 ) -> None:  # fmt: skip
-    """On a CPU, reads the lengths and gathers only the needed pages.  On a GPU, this read would wait for the device.
-    So on a GPU, a decode step gathers all pages of the table and masks unused tokens."""
+    """Computes attention over gathered keys.  On a CPU, reads the lengths and gathers only the needed pages.  On a GPU,
+    this read would wait for the device, so a decode step gathers all pages of the table and masks unused tokens."""
     caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:
         bounds = cu_seqlens_q.tolist()
-        for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
-            if start == end:  # then the table may hold anything, as it may before a window
+        for b, (query_start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
+            if query_start == end:  # then the table may hold anything, as it may before a window
                 continue
-            first_key, pages = _first(length, end - start, window), block_table[b : b + 1]
+            first_key, pages = _first(length, end - query_start, window), block_table[b : b + 1]
             keys, values = (_gather(cache, pages, first_key, length).transpose(1, 2) for cache in caches)
-            out[start:end] = _chunk(q[start:end], keys, values, scale, window)
+            out[query_start:end] = _chunk(q[query_start:end], keys, values, scale, window)
         return
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
     queries = q.reshape(B, H_kv, H // H_kv, D)
     if kind_of(q) != "cpu":
         row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
-        step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
-        for rows in (slice(start, start + step) for start in range(0, B, step)):
+        rows_per_call = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
+        for rows in (slice(query_start, query_start + rows_per_call) for query_start in range(0, B, rows_per_call)):
             chunk_out = _whole_table(queries[rows], caches, block_table[rows], seq_lens[rows], scale, window)
             out[rows] = chunk_out.view(-1, H, D)
         return

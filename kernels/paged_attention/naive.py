@@ -39,11 +39,11 @@ def naive(
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
-        rows, count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
-        if not count:  # then the table may hold anything, as it may before a window
+        rows, query_count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
+        if not query_count:  # then the table may hold anything, as it may before a window
             continue
-        first_key = 0 if window is None else max(0, length - count + 1 - window)
+        first_key = 0 if window is None else max(0, length - query_count + 1 - window)
         keys, values = (_gathered(cache, block_table[b], first_key, length) for cache in (k_cache, v_cache))
         cache_scales = [None if cache_scale is None else cache_scale[None] for cache_scale in (k_scale, v_scale)]
-        results = out[None, rows], None if lse is None else lse[None, rows]
-        attend(q[None, rows], keys, values, *results, True, scale, window, softcap, sinks, None, *cache_scales)
+        row_results = out[None, rows], None if lse is None else lse[None, rows]
+        attend(q[None, rows], keys, values, *row_results, True, scale, window, softcap, sinks, None, *cache_scales)

@@ -70,8 +70,8 @@ def virtual_heads(H: int, H_kv: int) -> int:
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
     """Returns the shared memory of a CTA in bytes.  It holds the rings of keys and values of all warps, and queries
     that do not fit in registers.  A gap of 16 bytes between two keys avoids bank conflicts of ldmatrix."""
-    size = D * scheme.weight.itemsize
-    key_pitch = size + (0 if size // 16 % 2 else 16)
+    key_bytes = D * scheme.weight.itemsize
+    key_pitch = key_bytes + (0 if key_bytes // 16 % 2 else 16)
     queries = 2 * MAX_ROWS * D if D > 128 and group > MAX_ROWS // 2 else 0
     return config.warps * (config.num_stages * 2 * UNIT_KEYS * key_pitch + queries)
 
@@ -129,8 +129,8 @@ SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the number of CTAs and the number of head sets.  The heads of a set share a CTA.  The CTAs fill the GPU.
-    There are fewer if a CTA would have less than `config.least` units of 16 keys in sequences that fill the table."""
+    """Returns the number of CTAs and of head sets (heads that share a CTA).  The CTAs fill the GPU.  There are fewer if
+    a CTA would get less than `config.least` units of 16 keys, even if all sequences filled the table."""
     head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     table_slots = block_table.shape[1] * k_cache.shape[1]
     max_units = q.shape[0] * head_sets * -(-min(table_slots, window or table_slots) // UNIT_KEYS)
@@ -138,8 +138,8 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Returns the number of partial results.  A segment is one sequence with one set of heads.  A segment that is cut
-    into several shares has one partial result per share.  Other segments have none."""
+    """Returns the number of partial results.  Several CTAs may share the work of one sequence and one set of heads.
+    Then each of these CTAs has one partial result.  A CTA that does such work alone has none."""
     unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
     total = sum(unit_counts) * sets
     share_count = max(min(ctas, total // least), 1)
@@ -173,16 +173,16 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` zeros, the counters of the next launch on the current stream.  The launch leaves zeros
-    there.
+    """Returns at least `count` zeros, the counters of the next launch on the current stream.  At its end, the launch
+    sets them to zero again.
 
     Launches that may run at once must not share counters.  Launches of one stream run one after another, so they share.
-    A CUDA graph may be replayed on any stream.  So a captured launch gets its counters by the address of its partial
-    results.  torch's memory pools never give one address to two launches that run at once.
+    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters, by the address of its
+    partial results.  torch's memory pools never give one address to two launches that run at once.
 
-    A memset in a capture would cost a launch at each replay.  So a captured launch takes zeros from a block that an
-    earlier launch made outside a capture, until the block is used up.  On a CPU each launch has new counters, because
-    an emulated launch may be aborted."""
+    A captured memset would cost a launch at each replay.  So a captured launch takes zeros from a block that an earlier
+    launch made outside a capture.  Only if the block has too few zeros left, the capture has a memset.  On a CPU each
+    launch has new counters, because an emulated launch may be aborted."""
     device = parts.device
     if device.type != "cuda":
         return _zeros(count, device)
@@ -263,7 +263,7 @@ def split_kv(
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
     strides += [*out.stride()[:2], *((0, 0) if lse is None else lse.stride())]
     scale = D**-0.5 if softmax_scale is None else softmax_scale
-    _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))(
+    _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={macro_value}" for name, macro_value in sizes.items()))(
         (ctas,), (32 * config.warps,),
         q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial_outs, partial_lse,
         counters(ctas * config.warps, partial_outs),

@@ -74,19 +74,19 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
     length = gl.load(lengths + b)
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
-    end = gl.maximum(length - queries + last_query + 1, 0)
-    end = gl.where(row < queries * GROUP, end, 0)
+    visible_end = gl.maximum(length - queries + last_query + 1, 0)
+    visible_end = gl.where(row < queries * GROUP, visible_end, 0)
     first_key = 0
     if window is not None:
         first_key = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
-    high = gl.cdiv(end, BLOCK_N)
+    high = gl.cdiv(visible_end, BLOCK_N)
     return work_id % H_kv, b, first_query, queries, row, length, gl.minimum(first_key // BLOCK_N, high), high, first_key
 
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
     """Returns the layout of a slot in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, the
-    atoms of the first 8 rows come first.  Otherwise the atoms of the first 64 columns come first."""
+    atoms of the first 8 rows come first.  If copies load 64 columns each, those of 64 columns do."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
     row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -113,8 +113,8 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
     """Loads a block of keys or values of the pages, from row `row` on.  TMA gives zeros for page -1.
 
-    A sum over the warp passes a page number from its lane to the copy.  This sum is one instruction, which writes a
-    uniform register.  `boxes` is `BLOCK_N // BOX`, but no constant: 16 unrolled boxes spill registers."""
+    Each box's page is in one lane.  A sum over the warp, with 0 from other lanes, passes it to the copy.  It is one
+    instruction, which writes a uniform register.  `boxes` is no constant, because 16 unrolled boxes spill registers."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -122,12 +122,12 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     box_views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
     lane = gl.arange(0, 32, pages.type.layout)
     box_units = gl.where(pages < 0, -1, pages * page_units + first_unit)
-    for group in range(boxes // UNROLLED):
+    for box_group in range(boxes // UNROLLED):
         for unroll_index in gl.static_range(UNROLLED):
-            box = group * UNROLLED + unroll_index
-            box_unit = gl.sum(gl.where(lane == box, box_units, 0), 0)
+            box_index = box_group * UNROLLED + unroll_index
+            box_unit = gl.sum(gl.where(lane == box_index, box_units, 0), 0)
             for copy_index in gl.static_range(COPIES):
-                box_view = box_views.index(copy_index * (BLOCK_N // BOX) + box)
+                box_view = box_views.index(copy_index * (BLOCK_N // BOX) + box_index)
                 async_load(x, [box_unit, row // 8, 0, 0, copy_index * 64], bar, box_view)
 
 
@@ -167,19 +167,19 @@ def _produce(
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, low, high, first_key = _place(tile_round, work, GROUP, BLOCK_N)
         table_row = table + b.to(gl.int64) * table_stride
-        start = (high - 1) * BLOCK_N
-        next_pages = _pages(table_row, start, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
+        load_start = (high - 1) * BLOCK_N
+        next_pages = _pages(table_row, load_start, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
         pages_before = gl.zeros_like(next_pages)
         for step in range(high - low + 1):
             pages = next_pages
-            next_pages = _pages(table_row, start - BLOCK_N, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
+            next_pages = _pages(table_row, load_start - BLOCK_N, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
             if step < high - low:
                 mbarrier.wait(k_empty.index(slot), phase)
-                _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, start % BLOCK_SIZE,
+                _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, load_start % BLOCK_SIZE,
                       box_count, BOX, COPIES)  # fmt: skip
                 slot, phase = advance(slot, phase, keys)
             if step > 0:
-                block_start = start + BLOCK_N
+                block_start = load_start + BLOCK_N
                 # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
                 is_partial = block_start + BLOCK_N > length
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
@@ -192,7 +192,7 @@ def _produce(
                     mbarrier.arrive(v_full.index(v_slot))
                 v_slot, v_phase = advance(v_slot, v_phase, values)
             pages_before = pages
-            start -= BLOCK_N
+            load_start -= BLOCK_N
 
 
 @gluon.jit
@@ -200,8 +200,8 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes the key blocks below `from_block`, down to `to_block`.  A block's exponentials overlap the value matmul
-    of the block before.  The first block's keys have arrived.  Steps wait for the next keys, except at block `low`."""
+    """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
+    matmul of the block before.  The first block's keys have arrived.  Steps wait for the next keys, except at `low`."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -234,10 +234,10 @@ def _consume(
     args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
     """Runs a consumer warpgroup.  It has 64 rows of each tile, and goes from the last block of keys to the first."""
-    tensors, strides, scales, work, queries_tile, memory = args
+    tensors, strides, scales, tile_args, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
-    cu, lengths, B, H_kv, tiles, window = work
+    cu, lengths, B, H_kv, tiles, window = tile_args
     keys, values, k_full, k_empty, v_full, v_empty = memory
     D: gl.constexpr = keys.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -248,7 +248,7 @@ def _consume(
     q_tile = queries_tile.index(HALF)
     slot, phase, v_slot, v_phase = 0, 0, 0, 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, first_query, queries, row, length, low, high, _ = _place(tile_round, work, GROUP, BLOCK_N)
+        kv_head, b, first_query, queries, row, length, low, high, _ = _place(tile_round, tile_args, GROUP, BLOCK_N)
         row += HALF * ROWS
         row_ids = row + gl.arange(0, ROWS, gl.SliceLayout(1, load_layout))
         dims = gl.arange(0, D, gl.SliceLayout(0, load_layout))
@@ -329,15 +329,15 @@ def pages_kernel(
     v_empty = new_barriers(STAGES, 2)
     fence_async_shared()
     memory = (keys, values, k_full, k_empty, v_full, v_empty)
-    work = (cu, lens, B, H_kv, tiles, window)
+    tile_args = (cu, lens, B, H_kv, tiles, window)
     strides = (q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h)
-    args = ((q, out, lse, sinks), strides, (scale, stretch, cap), work, queries, memory)
+    consumer_args = ((q, out, lse, sinks), strides, (scale, stretch, cap), tile_args, queries, memory)
     load_args = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
     gl.warp_specialize(
         [
-            (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
-            (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
-            (_produce, (load_args, work, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
+            (_consume, (consumer_args, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
+            (_consume, (consumer_args, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
+            (_produce, (load_args, tile_args, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
         ],
         [4, 1],
         [240, 24],

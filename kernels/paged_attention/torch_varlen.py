@@ -1,10 +1,10 @@
 """Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
-torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  In a decode step without a window,
-the one query sees all keys, so the call needs no mask.  With grouped heads, FlashAttention-2 then packs a group's query
-heads into the rows of a tile, and chooses how to split keys.  In all other cases, split keys leave rows after the first
-sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So `num_splits` is 1 there, and with few
-sequences most SMs are idle.
+torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  A decode step without a window needs
+no mask, because the one query sees all keys.  If heads are also grouped, FlashAttention-2 packs a group's query heads
+into the rows of a tile, and chooses how to split keys.  In every other case, split keys leave rows after the first
+sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So in those cases the call sets
+`num_splits` to 1, and with few sequences most SMs are idle.
 
 The caller may activate FlashAttention-3 (arXiv 2407.08608) by
 `torch.nn.attention.activate_flash_attention_impl("FA3")`.  FlashAttention-3 takes pages of any size, and always chooses
@@ -94,20 +94,20 @@ def torch_varlen(
     max_slots = block_table.shape[1] * k_cache.shape[1]
     if len(q) == 0 or max_slots == 0:
         return unseen(q, return_lse)
-    queries, max_query_len = cu_seqlens_q, len(q)
-    if queries is None:
-        queries, max_query_len = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
+    query_offsets, max_query_len = cu_seqlens_q, len(q)
+    if query_offsets is None:
+        query_offsets, max_query_len = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
     takes_any_page = _active() == ANY_PAGE_IMPL
     is_unmasked = cu_seqlens_q is None and window is None
-    may_split = takes_any_page or (is_unmasked and q.shape[1] > k_cache.shape[2])
+    may_split_keys = takes_any_page or (is_unmasked and q.shape[1] > k_cache.shape[2])
     # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.
-    keys = None if takes_any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    key_offsets = None if takes_any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
         q,
         k_cache,
         v_cache,
-        queries,
-        keys,
+        query_offsets,
+        key_offsets,
         max_query_len,
         max_slots,
         return_lse=return_lse,
@@ -115,5 +115,5 @@ def torch_varlen(
         window_size=CAUSAL_WINDOW if window is None and not is_unmasked else window_sizes(window),
         seqused_k=seq_lens,
         block_table=block_table,
-        num_splits=None if may_split else 1,
+        num_splits=None if may_split_keys else 1,
     )

@@ -64,15 +64,15 @@ def _rope(
     cos = tl.load(cos_ptr + position * stride_cos + pair_ids, mask=pair_mask, other=0.0)[None, :]
     sin = tl.load(sin_ptr + position * stride_sin + pair_ids, mask=pair_mask, other=0.0)[None, :]
     q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
-    block = tl.program_id(1)
+    head_block = tl.program_id(1)
     head_offsets = tl.arange(0, BLOCK_HEADS)
-    if block < q_blocks:
-        heads = block * BLOCK_HEADS + head_offsets
+    if head_block < q_blocks:
+        heads = head_block * BLOCK_HEADS + head_offsets
         x_ptr = q_ptr + token * stride_qt
         out_ptr = q_out_ptr + token * stride_q_out_t
         _rotate(x_ptr, out_ptr, heads, num_heads, stride_qh, stride_q_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
     else:
-        heads = (block - q_blocks) * BLOCK_HEADS + head_offsets
+        heads = (head_block - q_blocks) * BLOCK_HEADS + head_offsets
         x_ptr = k_ptr + token * stride_kt
         out_ptr = k_out_ptr + token * stride_k_out_t
         _rotate(x_ptr, out_ptr, heads, num_kv_heads, stride_kh, stride_k_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
@@ -94,8 +94,8 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
         of.sin.stride(0),
         *strides,
     )
-    blocks = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
-    constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
+    block_sizes = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
+    constants = {**block_sizes, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
     return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), scalars, constants
 
 

@@ -66,8 +66,8 @@ def _scaled(x, scale, FP8: tl.constexpr):
     """Returns x in fp32.  With `FP8`, divides x by `scale` and clamps the result to the range of e4m3."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
-        quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
-        x = tl.clamp(quotient, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        scaled_x = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
+        x = tl.clamp(scaled_x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 
@@ -86,7 +86,7 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalizes and rotates heads, and stores those in the mask `stored`.  Returns the rows of v, if given."""
+    """Normalizes and rotates heads, and stores those in the mask `stored`.  Loads and returns rows of v, if given."""
     if norm_ptr is not None:
         row_zero = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, row_zero, row_zero == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -134,9 +134,9 @@ def _rope_and_cache(
     q_blocks: tl.constexpr = tl.cdiv(H, Q_HEADS)
     q_programs = tl.cdiv(T, Q_TOKENS) * q_blocks
     if program_index < q_programs:
-        row = tl.arange(0, Q_TOKENS * Q_HEADS)[:, None]
-        tokens = (program_index // q_blocks).to(tl.int64) * Q_TOKENS + row // Q_HEADS
-        heads = (program_index % q_blocks).to(tl.int64) * Q_HEADS + row % Q_HEADS
+        row_index = tl.arange(0, Q_TOKENS * Q_HEADS)[:, None]
+        tokens = (program_index // q_blocks).to(tl.int64) * Q_TOKENS + row_index // Q_HEADS
+        heads = (program_index % q_blocks).to(tl.int64) * Q_HEADS + row_index % Q_HEADS
         mask = (tokens < T) & (heads < H)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         _turn(
@@ -147,9 +147,9 @@ def _rope_and_cache(
     else:
         program_index -= q_programs
         k_blocks: tl.constexpr = tl.cdiv(H_KV, K_HEADS)
-        row = tl.arange(0, K_TOKENS * K_HEADS)[:, None]
-        tokens = (program_index // k_blocks).to(tl.int64) * K_TOKENS + row // K_HEADS
-        heads = (program_index % k_blocks).to(tl.int64) * K_HEADS + row % K_HEADS
+        row_index = tl.arange(0, K_TOKENS * K_HEADS)[:, None]
+        tokens = (program_index // k_blocks).to(tl.int64) * K_TOKENS + row_index // K_HEADS
+        heads = (program_index % k_blocks).to(tl.int64) * K_HEADS + row_index % K_HEADS
         mask = (tokens < T) & (heads < H_KV)
         slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < T, other=-1)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)

@@ -16,9 +16,9 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
     """Raises `ValueError`, on the CPU, if a row's largest logit in `best` (n,) is not finite.  For a row with a NaN,
     the largest logit is NaN.  `rows` are the row numbers, by default 0 to n - 1."""
     if best.device.type == "cpu" and not bool(best.isfinite().all()):
-        index = int((~best.isfinite()).int().argmax())
-        row = index if rows is None else rows[index]
-        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[index].item()}")
+        bad_index = int((~best.isfinite()).int().argmax())
+        row = bad_index if rows is None else rows[bad_index]
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[bad_index].item()}")
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
@@ -45,13 +45,13 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
 
 def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the rows, ids and new fp32 values of the N edited tokens, (N,) each."""
-    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or ids is None or counts is None or bias is None:
+    offsets, edit_ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is None or edit_ids is None or counts is None or bias is None:
         no_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
         return no_ids, no_ids, no_ids.float()
     all_rows = torch.arange(len(logits), device=logits.device)
-    rows = torch.repeat_interleave(all_rows, offsets.diff(), output_size=len(ids))
-    values = logits[rows, ids].float() + bias
+    rows = torch.repeat_interleave(all_rows, offsets.diff(), output_size=len(edit_ids))
+    values = logits[rows, edit_ids].float() + bias
     if edits.repetition_penalty is not None:
         token_penalty = edits.repetition_penalty[rows]
         penalized_logits = torch.where(values > 0, values / token_penalty, values * token_penalty)
@@ -61,7 +61,7 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
         penalty_sum = edits.frequency_penalty[rows] * counts
     if edits.presence_penalty is not None:
         penalty_sum = penalty_sum + edits.presence_penalty[rows]
-    return rows, ids.long(), torch.where(counts > 0, values - penalty_sum, values)
+    return rows, edit_ids.long(), torch.where(counts > 0, values - penalty_sum, values)
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills `ids` and `values` (log-probabilities), (B, 1 + n), if given: the drawn token, then the n most likely."""
+    """Fills token `ids` and log-probability `values` (B, 1 + n), if given: the drawn token, then the n most likely."""
     if ids is not None:
         sorted_ids = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, sorted_ids[:, : ids.shape[1] - 1]

@@ -50,29 +50,29 @@ def from_key(key):
 
 @triton.jit
 def weigh(x, best, temperature):
-    """Returns `exp((x - best) / temperature)`.  Subtracts first, so the error is relative to the difference."""
+    """Returns `exp((x - best) / temperature)`.  The division comes last, so its rounding is relative to `x - best`."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key with fewer than `limit` tokens above it.  With `BY_MASS`, the total weight of the tokens
-    above it is less than `limit`."""
+    """Returns the smallest key above which there are fewer than `limit` tokens.  With `BY_MASS`, the total weight of
+    the tokens above the key, and not their number, is less than `limit`."""
     digit_values = tl.arange(0, 16)
     key_prefix = tl.full((), 0, tl.uint32)
-    for step in range(8):
-        bit_shift = 28 - 4 * step
+    for digit_step in range(8):
+        bit_shift = 28 - 4 * digit_step
         thresholds = key_prefix | (digit_values << bit_shift).to(tl.uint32, bitcast=True) | ((1 << bit_shift) - 1)
         above = tl.zeros((BLOCK, 16), tl.float32)
-        for start in range(0, V, BLOCK):
-            tokens, x = load_row(row_ptr, start, V, BLOCK)
+        for block_start in range(0, V, BLOCK):
+            tokens, x = load_row(row_ptr, block_start, V, BLOCK)
             weight = tl.where(tokens < V, 1.0, 0.0)
             if BY_MASS:
                 weight = weigh(x, best, temperature)
             above += tl.where(to_key(x)[:, None] > thresholds[None, :], weight[:, None], 0.0)
         # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
-        digit = tl.min(tl.where(tl.sum(above, 0) < limit, digit_values, 15), 0)
-        key_prefix = key_prefix | (digit << bit_shift).to(tl.uint32, bitcast=True)
+        key_digit = tl.min(tl.where(tl.sum(above, 0) < limit, digit_values, 15), 0)
+        key_prefix = key_prefix | (key_digit << bit_shift).to(tl.uint32, bitcast=True)
     return key_prefix
 
 
@@ -81,8 +81,8 @@ def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
     """Returns the number and the total weight of the tokens with keys above `cut`."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass_sums = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, V, BLOCK):
-        _, x = load_row(row_ptr, start, V, BLOCK)
+    for block_start in range(0, V, BLOCK):
+        _, x = load_row(row_ptr, block_start, V, BLOCK)
         above_cut = to_key(x) > cut
         count += above_cut.to(tl.int32)
         mass_sums += tl.where(above_cut, weigh(x, best, temperature), 0.0)
@@ -116,8 +116,8 @@ def bisect_kernel(
     # Each lane keeps the first of equal values, so the lowest index wins.
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
-    for start in range(0, V, BLOCK):
-        tokens, x = load_row(row_ptr, start, V, BLOCK)
+    for block_start in range(0, V, BLOCK):
+        tokens, x = load_row(row_ptr, block_start, V, BLOCK)
         is_better = x > lane_best
         lane_best = tl.where(is_better, x, lane_best)
         lane_token = tl.where(is_better, tokens, lane_token)
@@ -139,26 +139,26 @@ def bisect_kernel(
             else:
                 _, total = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
                 mass_limit = top_p * total
-            narrower_cut = find_cut(row_ptr, mass_limit, best_logit, temperature, V, True, SEARCH_BLOCK)
-            if narrower_cut > cut_key:
-                cut_key = narrower_cut
+            mass_cut = find_cut(row_ptr, mass_limit, best_logit, temperature, V, True, SEARCH_BLOCK)
+            if mass_cut > cut_key:
+                cut_key = mass_cut
                 ties_left = V
             _, above_mass = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
 
         lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
         lane_token = tl.full((BLOCK,), 0, tl.int32)
         ties_before = 0
-        for start in range(0, V, BLOCK):
-            tokens, x = load_row(row_ptr, start, V, BLOCK)
+        for block_start in range(0, V, BLOCK):
+            tokens, x = load_row(row_ptr, block_start, V, BLOCK)
             key = to_key(x)
             weight = weigh(x, best_logit, temperature)
             is_tie = (key == cut_key).to(tl.int32)
             tie_rank = ties_before + tl.cumsum(is_tie, 0) - is_tie
-            kept_tie = (is_tie > 0) & (tie_rank < ties_left) & (above_mass + tie_rank * weight < mass_limit)
-            in_support = ((key > cut_key) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
+            keeps_tie = (is_tie > 0) & (tie_rank < ties_left) & (above_mass + tie_rank * weight < mass_limit)
+            in_support = ((key > cut_key) | keeps_tie) & (weight >= min_p) & (x > float("-inf"))
             ties_before += tl.sum(is_tie, 0)
             if tl.sum(in_support.to(tl.int32), 0) > 0:
-                blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+                blocks = (block_start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
                 w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
                 words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # of tokens 0, 1, 2, 3, 4 ...
                 score = tl.div_rn(x - best_logit, temperature) - log_exponential(words)
@@ -199,7 +199,7 @@ def bisect(
 ) -> None:
     """Draws tokens without a sort.  torch calls edit the logits before it, and compute log-probabilities after it."""
     B, V = logits.shape
-    has_edits = any(edit is not None for edit in edits.values())
+    has_edits = any(edit_tensor is not None for edit_tensor in edits.values())
     rows = edited(logits, Edits(**edits)) if has_edits else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
         rows,

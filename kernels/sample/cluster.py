@@ -69,7 +69,7 @@ def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footp
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Returns a config: the fewest CTAs per row with two CTAs on an SM, or more if SMs are idle and rows are long."""
+    """Returns the default: the fewest CTAs per row with which two fit on an SM.  Idle SMs share long rows further."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (
@@ -128,7 +128,7 @@ def cluster(
         THREADS=config.threads,
         ELEMENT=_cuda.ELEMENT_CODES[logits.dtype],
         BYTES=alignment & -alignment,
-        EDITS=any(edit is not None for edit in values),
+        EDITS=any(edit_tensor is not None for edit_tensor in values),
         TOP_N=-1 if top_n is None else top_n,
     )
     _cuda.load(SOURCE, "sample", options=compile_options)(

@@ -125,7 +125,7 @@ def _survivors(
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
-    """Returns a logit threshold.  The tokens from it on have at least the share `top_p` of the row's mass `total`."""
+    """Returns a logit.  The tokens with this logit or more have at least `top_p` of the row's total weight `total`."""
     if len(row) > FIRST_GUESS_TOKENS:
         values = row.topk(FIRST_GUESS_TOKENS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:

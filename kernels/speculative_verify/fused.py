@@ -20,7 +20,7 @@ BLOCK = 2048
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts bytes: a row of target and of draft probabilities per sequence, and a 32-byte sector of each per draft."""
+    """Counts the read bytes.  Of each probability tensor: a row per sequence, and a 32-byte sector per drafted token."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     tensor_count = 1 if inputs.draft_probs is None else 2
@@ -31,7 +31,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def race(
     p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Returns the token with the best random score, and this score.  The weights are `max(p - q, 0)` or `p`."""
+    """Returns the token with the best random score, and this score.  Weights: `max(p - q, 0)` (residual) or `p`."""
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):

@@ -47,8 +47,8 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 
     On CUDA, `rooflab ceilings` has measured these rates on this card, under the present driver and limits.  Otherwise
     the data sheet gives them; without a data sheet, the result is None.  On a CPU, missing rates are measured now.  A
-    CPU has no unit for fp8 or tf32 matrix products, and torch widens their operands first.  So their rate is the best
-    measured rate of the other dtypes."""
+    CPU has no unit for fp8 or tf32 matrix products: torch widens these operands to another dtype.  So fp8 and tf32 get
+    the best measured matrix rate of the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -68,7 +68,7 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     On a CPU, these are `ceilings`, or None if `ceilings` are NOISY.  On CUDA, these are the data sheet's rates at the
     highest clock.  If the data sheet has no L2 rate, as for Hopper, the L2 rate comes from `ceilings`.  Without a data
     sheet, this L2 rate is the only limit, and None is returned if it is missing too.  The launch time of an empty
-    kernel is 0 here, because `Samples` stores it."""
+    kernel is 0 here; the real one is in `Samples`."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -121,18 +121,24 @@ class MachineLimits(NamedTuple):
         a locked clock (`nvidia-smi -lgc`).  But a lock is visible in the throttle reasons of the limits, and in the
         clocks of later records."""
         environment, path = _here(device)
-        noisy = _noisy_records.get((path, environment.threads), [])
+        noisy_records = _noisy_records.get((path, environment.threads), [])
         if not path.is_file():
-            return cls(noisy, "none were measured on this device")
+            return cls(noisy_records, "none were measured on this device")
         try:
             records = read(path)
-            then = _conditions(records[0].environment, device)
-            here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
-            diffs = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
+            old_setup = _conditions(records[0].environment, device)
+            new_setup = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
+            diffs = [
+                f"{name} {old_setup[name]}, and it is {value}"
+                for name, value in new_setup.items()
+                if old_setup[name] != value
+            ]
         except (ValueError, LookupError, TypeError):
-            return cls(noisy, "what is kept is damaged or of another version")
+            return cls(noisy_records, "what is kept is damaged or of another version")
         return (
-            cls(noisy, f"they were measured with {diffs[0]}") if diffs else cls(records, assemble(records, device)[1])
+            cls(noisy_records, f"they were measured with {diffs[0]}")
+            if diffs
+            else cls(records, assemble(records, device)[1])
         )
 
     @classmethod
@@ -229,10 +235,10 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
     values = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
-    tensor: dict[str, float] = {}
+    tensor_rates: dict[str, float] = {}
     for record in records:
         if record.scheme is not None and record.flops_per_s:
-            tensor[record.scheme] = max(tensor.get(record.scheme, 0.0), record.flops_per_s)
+            tensor_rates[record.scheme] = max(tensor_rates.get(record.scheme, 0.0), record.flops_per_s)
 
     def named(start: str) -> dict[str, float]:
         return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
@@ -242,7 +248,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     missing_rates = [missing_name for missing_name, rate in (("HBM", access_rates), ("fma", vector_rate)) if not rate]
     if sm in NO_TENSOR_CEILING:
         missing_rates.append("a microkernel for this architecture's tensor cores")
-    elif sm >= 80 and not tensor:
+    elif sm >= 80 and not tensor_rates:
         missing_rates.append("tensor cores")
     if missing_rates or vector_rate is None:
         return None, f"no measured ceilings without {', '.join(missing_rates)}"
@@ -253,7 +259,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
         device=data_sheet.name if data_sheet else name,
         kind="measured",
         hbm_bytes_per_s=max(access_rates.values()),
-        tensor_flops_per_s=tensor | {"fp32": vector_rate},
+        tensor_flops_per_s=tensor_rates | {"fp32": vector_rate},
         vector_flops_per_s=vector_rate,
         sfu_ops_per_s=max((values[name] for name in ("ex2", "rsqrt") if name in values), default=None),
         launch_floor_s=min(launch_floors.values(), default=0.0),
@@ -268,19 +274,21 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
 def _row(record: Record) -> Row:
     limit, measured_value, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
     base_unit, _ = kind_of(limit)
-    unit_prefix, scale = ("u", 1e-6) if base_unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
+    unit_prefix, unit_scale = ("u", 1e-6) if base_unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     device = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
     sheet_value = value_in(device.ceilings(), record) if device else None
     clock_ceilings = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
     value_at_clock = value_in(clock_ceilings, record) if clock_ceilings else None
-    expected = value_at_clock or sheet_value
+    expected_value = value_at_clock or sheet_value
     return {
         "limit": limit,
-        "measured": measured_value and measured_value / scale,
-        "datasheet": sheet_value and sheet_value / scale,
-        "at_clock": value_at_clock and value_at_clock / scale,
+        "measured": measured_value and measured_value / unit_scale,
+        "datasheet": sheet_value and sheet_value / unit_scale,
+        "at_clock": value_at_clock and value_at_clock / unit_scale,
         "unit": unit_prefix + base_unit,
-        "reached": f"{measured_value / expected:.0%}" if measured_value and expected and base_unit != "s" else None,
+        "reached": f"{measured_value / expected_value:.0%}"
+        if measured_value and expected_value and base_unit != "s"
+        else None,
         "clock_ghz": clock_hz and clock_hz / 1e9,
         "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
         "status": record.status,

@@ -41,17 +41,17 @@ def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
     """Returns the multiply-add microkernel of a launch shape.  All thread blocks start with the same random values."""
     generator = torch.Generator(card.device).manual_seed(0)
-    start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
+    start_points = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
 
     def expected(rounds: int) -> torch.Tensor:
-        step = np.array([[1.0, ROTATION_ANGLE], [-ROTATION_ANGLE, 1.0 - ROTATION_ANGLE * ROTATION_ANGLE]])
-        step_power = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
-        return start.double().sum(0) @ step_power.T
+        rotation_matrix = np.array([[1.0, ROTATION_ANGLE], [-ROTATION_ANGLE, 1.0 - ROTATION_ANGLE * ROTATION_ANGLE]])
+        step_power = torch.from_numpy(np.linalg.matrix_power(rotation_matrix, rounds * shape.steps)).to(card.device)
+        return start_points.double().sum(0) @ step_power.T
 
     return summing(
         compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), ""),
-        [start],
+        [start_points],
         sums,
         expected,
         FMA_TOLERANCE,
@@ -72,12 +72,12 @@ def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         return np.float32(1.0 / (rounds * shape.steps))
 
     def expected(rounds: int) -> torch.Tensor:
-        count = rounds * shape.steps
-        total = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
-        for start in range(0, count, 4096):
-            n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=card.device)
-            total += torch.exp2(start_values.double()[:, None] + n * float(step(rounds))).sum(1)
-        return total
+        step_count = rounds * shape.steps
+        thread_sums = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
+        for first_step in range(0, step_count, 4096):
+            n = torch.arange(first_step, min(first_step + 4096, step_count), dtype=torch.float64, device=card.device)
+            thread_sums += torch.exp2(start_values.double()[:, None] + n * float(step(rounds))).sum(1)
+        return thread_sums
 
     return summing(
         compiled(load, "arithmetic.cu", "special_function", shape._asdict(), ""),
@@ -128,7 +128,7 @@ class WgmmaLaunch(NamedTuple):
 
 
 class MmaShape(NamedTuple):
-    """A launch shape: threads per CTA, CTAs per SM, and per warp the tiles of 16 rows, tiles of 8 columns, K steps."""
+    """A launch shape.  Each warp multiplies `m_tiles` x `n_tiles` tiles of 16 x 8 elements, in `steps` steps of K."""
 
     threads: int
     blocks_per_sm: int
@@ -157,7 +157,7 @@ def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """Returns mma.sync's dtypes on compute capability `sm`.  fp8 needs 8.9 or >= 12.0; 9.0 and 10.0 use fp16 for it."""
+    """Returns mma.sync's dtypes on compute capability `sm`.  fp8: only on 8.9 and >= 12.0; 9.0 and 10.0 use fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
@@ -248,11 +248,11 @@ def _values(name: str, count: int, constraint: str = "r") -> str:
 def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns normal random matrices `a: [m, K]` and `b: [n, K]`, exact in `dtype`.  A row has `k_bytes` bytes."""
     generator = torch.Generator(device).manual_seed(0)
-    operand = DTYPES[dtype].values
-    values = (torch.randn(rows, k_bytes // operand.itemsize, generator=generator, device=device) for rows in (m, n))
+    torch_dtype = DTYPES[dtype].values
+    values = (torch.randn(rows, k_bytes // torch_dtype.itemsize, generator=generator, device=device) for rows in (m, n))
     if dtype == "tf32":  # keeps 10 bits of mantissa: tensor cores ignore the other 13
         values = ((value.view(torch.int32) & ~0x1FFF).view(torch.float32) for value in values)
-    a, b = (value.to(operand) for value in values)
+    a, b = (value.to(torch_dtype) for value in values)
     return a, b
 
 

@@ -29,9 +29,9 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     machines share them.
 
     A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype has at least the rate of
-    fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate, because a CPU multiplies fp32
-    matrices on its vector units.  No other torch call uses these units as much.  Special functions are not measured and
-    set no bound.  If other processes run, the rates are too low (a tenth in one case) and NOISY."""
+    fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate: a CPU multiplies fp32 matrices on
+    its vector units.  No other torch call keeps these units so busy.  Special functions are not measured, so they set
+    no bound.  If other processes run, the rates are too low (a tenth in one case) and NOISY."""
     start_times = run_times()
     access_rates = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     dtype_budget_s = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
@@ -71,15 +71,15 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
     deadline = time.perf_counter() + budget_s
     best_rate = 0.0
     slow_forms: set[str] = set()
-    for size in GEMM_SIZES:
-        for form_name, multiply in product_forms(dtype, size):
+    for matrix_size in GEMM_SIZES:
+        for form_name, multiply in product_forms(dtype, matrix_size):
             # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
             if form_name in slow_forms:
                 continue
             remaining_s = deadline - time.perf_counter()
-            if best_rate and (remaining_s <= 0 or 2 * size**3 / best_rate > remaining_s):
+            if best_rate and (remaining_s <= 0 or 2 * matrix_size**3 / best_rate > remaining_s):
                 return best_rate
-            rate = 2 * size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
+            rate = 2 * matrix_size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
             if rate < best_rate / 4:
                 slow_forms.add(form_name)
             best_rate = max(best_rate, rate)
@@ -104,13 +104,13 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Returns the fastest of at least two calls in seconds.  The first call also touches memory and packs operands."""
+    """Returns the shortest call time in seconds, of at least two calls, because the first call also packs operands."""
     deadline = time.perf_counter() + budget_s
     fastest_s = float("inf")
     call_count = 0
     while call_count < 2 or time.perf_counter() < deadline:
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         run()
-        fastest_s = min(fastest_s, time.perf_counter() - start)
+        fastest_s = min(fastest_s, time.perf_counter() - start_time)
         call_count += 1
     return fastest_s

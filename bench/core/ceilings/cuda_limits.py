@@ -109,7 +109,7 @@ LIMIT_KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns the unit of a limit, and its field in `Ceilings`.  A limit with a dtype has no field of its own."""
+    """Returns a limit's unit, and its field in `Ceilings`.  Matrix rates are stored by dtype: ignore their field."""
     return next(
         (kind for start, kind in LIMIT_KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s")
     )
@@ -123,8 +123,10 @@ def value_in(ceilings: Ceilings, record: Record) -> float | None:
 
 
 def _failed(record: Record, error: Exception) -> Record:
-    out_of_memory, uncompiled = (isinstance(error, kind) for kind in (torch.cuda.OutOfMemoryError, CudaCompileError))
-    status: Status = "OUT_OF_MEMORY" if out_of_memory else "COMPILE_ERROR" if uncompiled else "RUNTIME_ERROR"
+    out_of_memory, compile_failed = (
+        isinstance(error, kind) for kind in (torch.cuda.OutOfMemoryError, CudaCompileError)
+    )
+    status: Status = "OUT_OF_MEMORY" if out_of_memory else "COMPILE_ERROR" if compile_failed else "RUNTIME_ERROR"
     return replace(record, status=status, reason=first_line(error))
 
 
@@ -145,30 +147,34 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
     """Measures all launch shapes of one limit.  Correct kernels are timed together, with full and with half work."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
-    usable = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]
-    if not usable:
+    right_kernels = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]
+    if not right_kernels:
         return failed_records
     from rooflab.bench.core.timers.card import ClockWatch  # a CPU does without it
 
     with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as clock_log:
         try:
-            repeats = _repeats(usable, time)
+            repeats = _repeats(right_kernels, time)
             functions = {}
-            for index, kernel in enumerate(usable):
+            for index, kernel in enumerate(right_kernels):
                 functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
                 functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
-            timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=clock_log.read)
+            readings = time(
+                functions, budget_s=share_s, cold=right_kernels[0].fixed_repeats is not None, observe=clock_log.read
+            )
         except RuntimeError as error:
             return failed_records + [_failed(record, error) for record in check_records if record.status == "OK"]
         clocks = clock_log.summary()
     return failed_records + [
-        _judged(kernel, repeats[index], timed[f"{index} whole"], timed[f"{index} half"], replace(blank, clocks=clocks))
-        for index, kernel in enumerate(usable)
+        _judged(
+            kernel, repeats[index], readings[f"{index} whole"], readings[f"{index} half"], replace(blank, clocks=clocks)
+        )
+        for index, kernel in enumerate(right_kernels)
     ]
 
 
 def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
-    """Returns an even number of repeats per kernel, for launches of about `TARGET_LAUNCH_S`.  Times one kernel."""
+    """Returns even repeat counts for launches of about `TARGET_LAUNCH_S`.  Times the first kernel; scales by work."""
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -189,15 +195,15 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     if record.status != "OK":
         return replace(record, clocks=None)
     total_work, throttle_reasons = repeats * kernel.work, (blank.clocks or {}).get("throttled")
-    half_share = half.median_s / whole.median_s if whole.median_s else 0.0
+    half_time_ratio = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
     data_sheet = identify(gpu["name"]) if gpu else None
     max_rate = value_in(data_sheet.ceilings(data_sheet.max_clock_hz), record) if data_sheet else None
     reason = whole.fault
     if not reason and throttle_reasons:
         reason = f"the card was throttled ({', '.join(throttle_reasons)})"
-    elif not reason and not HALF_TIME_RANGE[0] <= half_share <= HALF_TIME_RANGE[1]:
-        reason = f"half of the work took {half_share:.0%} of the time; likely cause: a compiler left work out"
+    elif not reason and not HALF_TIME_RANGE[0] <= half_time_ratio <= HALF_TIME_RANGE[1]:
+        reason = f"half of the work took {half_time_ratio:.0%} of the time; likely cause: a compiler left work out"
     elif not reason and max_rate is not None and total_work / whole.median_s > MAX_EXCESS * max_rate:
         reason = f"{total_work / whole.median_s / max_rate:.2f} times what the card can do at its highest clock"
     return _timed(record, whole, total_work, reason)

@@ -109,7 +109,7 @@ def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -
     """Describes an error of `sums`, or returns "".  Allows `tolerance` times the root mean square of `expected`."""
     sums, expected = sums.double(), expected.double()
     max_error = tolerance * float(expected.square().mean().sqrt())
-    error = float((sums - expected).abs().max())
-    if error <= max_error:  # `<=` is false for NaN, so NaN fails
+    max_deviation = float((sums - expected).abs().max())
+    if max_deviation <= max_error:  # `<=` is false for NaN, so NaN fails
         return ""
-    return f"sums differ by up to {error:.3g} from what arithmetic says, allowed are {max_error:.3g}"
+    return f"sums differ by up to {max_deviation:.3g} from what arithmetic says, allowed are {max_error:.3g}"

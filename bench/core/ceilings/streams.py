@@ -61,14 +61,14 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     for access in ACCESSES:
         shapes = STREAM_SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
-    for access, count in ACCESSES.items():
-        word_count = _whole_chunks(card.l2_bytes / L2_SHARE / count)
+    for access, array_count in ACCESSES.items():
+        word_count = _whole_chunks(card.l2_bytes / L2_SHARE / array_count)
         l2_arrays = [array[:word_count] for array in arrays]
         yield [_stream(card, load, access, shape, l2_arrays) for shape in STREAM_SHAPES]
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Returns the size, in 4-byte words, of the largest array of whole chunks in `nbytes` bytes; at least one chunk."""
+    """Rounds `nbytes` down to chunks of `LARGEST_CHUNK` vectors, at least one.  Returns the size in 4-byte words."""
     chunk_count = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunk_count) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -125,8 +125,8 @@ def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.
         # The kernel rounds once (fused multiply-add), this check twice.
         return ~((a - (b + TRIAD_SCALE * c)).abs() <= 1e-6 * (b.abs() + TRIAD_SCALE * c.abs()))
     words = torch.arange(start, start + len(a), device=a.device)
-    values = (words // 4 * 2654435761 + words % 4) % 2**32
-    return a != torch.where(values < 2**31, values, values - 2**32).to(torch.int32)
+    right_words = (words // 4 * 2654435761 + words % 4) % 2**32
+    return a != torch.where(right_words < 2**31, right_words, right_words - 2**32).to(torch.int32)
 
 
 def empty(load: Load) -> Launchable:

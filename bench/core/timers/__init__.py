@@ -57,7 +57,8 @@ MAX_CLOCK_GAP_S = 2.0
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Returns the functions `names` of `place` as saved at import: `bound("torch.cuda.Event", "record query")`."""
+    """Returns the functions `names` of a module or class, as saved at import: `bound("torch.cuda.Event", "record
+    query")`."""
     return [_SAVED_FUNCTIONS[f"{place}.{name}"][2] for name in names.split()]
 
 
@@ -65,18 +66,18 @@ def tampered(threads: int | None = None) -> str | None:
     """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns
     None.
 
-    `threads` is the expected number of torch's threads; another number is reported too.  Undoes all changes, so that
-    the next kernel is not blamed for them."""
+    `threads` is the expected number of torch's threads; another number is reported too.  Restores the saved functions
+    and the number of threads, so that the next kernel is not blamed."""
     faults = []
     if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
         faults.append(f"the number of torch's threads changed from {threads} to {thread_count}")
     for full_name, (owner, name, function) in _SAVED_FUNCTIONS.items():
-        current = getattr(owner, name, None)
-        is_builtin = owner is time and isinstance(current, BuiltinFunctionType) and current.__name__ == name
-        code = getattr(current, "__code__", None)
+        current_fn = getattr(owner, name, None)
+        is_builtin = owner is time and isinstance(current_fn, BuiltinFunctionType) and current_fn.__name__ == name
+        code = getattr(current_fn, "__code__", None)
         is_foreign = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
-        if is_foreign or (current is not function and not is_builtin):
+        if is_foreign or (current_fn is not function and not is_builtin):
             setattr(owner, name, function)
             location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
             faults.append(f"{full_name} was replaced{location}")
@@ -103,7 +104,7 @@ class Timer(ABC):
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         """Takes one sample of every function in `calls`, in order.  Returns the seconds of each sample by function.
 
-        `observe` is called once; on a GPU it is called while the device works.
+        `observe` is called once, for example to read the GPU's clocks.  On a GPU it is called while the device works.
         """
 
     def first_call(self, function: Function) -> None:
@@ -132,7 +133,8 @@ class Timer(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """Returns the smallest difference between two readings, ignoring rounding, or None if all readings are equal."""
+    """Returns a clock's step: the smallest difference between two readings, ignoring rounding.  Returns None if all
+    readings are equal.  All readings lie on a grid with this step."""
     distinct_readings = sorted(set(readings))
     differences = (b - a for a, b in itertools.pairwise(distinct_readings))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)

@@ -101,17 +101,18 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
     device_events = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
     kernels = []
     for event in sorted(device_events, key=lambda event: event["ts"]):
-        args = event["args"]
-        grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
-        sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
-        kernels.append(DeviceKernel(str(event["name"]), grid, block, *sizes))
+        event_args = event["args"]
+        grid, block = (tuple(map(int, event_args.get(name, ()))) for name in ("grid", "block"))
+        memory_sizes = int(event_args.get("shared memory", 0)), int(event_args.get("bytes", 0))
+        kernels.append(DeviceKernel(str(event["name"]), grid, block, *memory_sizes))
     return kernels
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
     """Returns a hash of the device kernels, or None if there are no kernels.
 
-    The hash covers the kernels' names and sizes.  It covers a kernel's code if `launched` has all its launches."""
+    The hash covers the kernels' names and sizes.  `launched` has pairs `(kernel_name, code_hash)` of launches.  The
+    hash covers the code of a kernel if `launched` has one pair for each of its runs."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)
@@ -119,10 +120,10 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     for name, launch_hash in launched:
         hashes_by_name[name].append(launch_hash)
     hash_map = {name: iter(hashes) for name, hashes in hashes_by_name.items() if len(hashes) == run_counts[name]}
-    rows = [
+    kernel_rows = [
         [kernel.name, next(hash_map[kernel.name]) if kernel.name in hash_map else "", *kernel[1:]] for kernel in kernels
     ]
-    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(kernel_rows, separators=(",", ":")).encode()).hexdigest()
 
 
 @contextmanager
@@ -163,5 +164,5 @@ def _of_triton(
 def _of_cuda(kernel: CudaKernel, result: None, options: Mapping[str, object]) -> tuple[str, str]:
     from rooflab.kernels._cuda import architecture, cubin_file
 
-    file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
-    return kernel.name, code_hash(file.read_bytes())
+    code_file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
+    return kernel.name, code_hash(code_file.read_bytes())

@@ -77,13 +77,14 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """Returns the readings as JSON values, or None if nothing was read.
+        """Returns the readings as JSON values.  If nothing was read, returns only the reason, or None without a reason.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
-        reasons that make a reading invalid.  If NVML gave no reasons, it is None, and `throttle_unread` says why.
-        `other_processes` counts the other processes on the GPU.  It is None if NVML does not list this process, as in
-        some containers.  `sm_clock_hz` and its range come from the device.  `sm_clock_unread` says why they are
-        missing."""
+        reasons that make a reading invalid.  If NVML gave no reasons, `throttled` is None, and `throttle_unread` says
+        why.  `other_processes` counts the other processes on the GPU, or is None if NVML does not list this process, as
+        in some containers.  `sm_clock_hz` and `sm_clock_range_hz` were read on the device.  If they are None,
+        `sm_clock_unread` may say why.
+        """
         sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not sm_clocks:
             return self._unread or None
@@ -114,8 +115,8 @@ def others_among(pids: Collection[int]) -> int | None:
     if os.getpid() not in pids:
         return None
     oldest_process = psutil.Process()
-    while (parent := oldest_process.parent()) is not None and _runs_python(parent):
-        oldest_process = parent
+    while (parent_process := oldest_process.parent()) is not None and _runs_python(parent_process):
+        oldest_process = parent_process
     return len(set(pids) - {oldest_process.pid, *(child.pid for child in oldest_process.children(recursive=True))})
 
 

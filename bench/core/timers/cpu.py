@@ -1,7 +1,8 @@
 """Implements the timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
 If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
-on which it already runs, so two measuring processes choose different processors.  Only threads that share a core move.
+on which it already runs, so two measuring processes choose different processors.  If two threads run on one core, one
+of them moves to an idle core.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def pinned_threads() -> Iterator[str]:
 
 def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
     """Pins torch's threads to processors in `allowed`.  Returns "", or the reason if that is not possible."""
-    count = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     if not allowed:
         return "this system does not offer it"
-    if count > len(allowed):
-        return f"{count} on {len(allowed)} processors"
-    threads = _threads(count)
-    if len(threads) != count:
-        return f"{len(threads)} of {count} were found"
+    if thread_count > len(allowed):
+        return f"{thread_count} on {len(allowed)} processors"
+    threads = _threads(thread_count)
+    if len(threads) != thread_count:
+        return f"{len(threads)} of {thread_count} were found"
     try:
         # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
         stat_rows = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
@@ -67,8 +68,9 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """Chooses a processor for each thread: its last processor if no other thread has that core, else a free processor
-    on an idle core.  If no core is idle, the thread gets a free processor, if possible its last."""
+    """Chooses a processor for each thread.  A thread keeps its last processor if no other thread has the core of this
+    processor.  Else it gets a free processor on an idle core.  If no core is idle, it gets a free processor, if
+    possible its last."""
     cpus: dict[int, int] = {}
     thread_cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
@@ -80,21 +82,24 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """Returns the calling thread, and the threads that were busy during a parallel op of this thread."""
-    key = caller, _ = threading.get_native_id(), count
-    if key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[key]):
-        return _thread_cache[key]
+    """Returns the ids of the calling thread and of torch's worker threads, which are busy while torch adds tensors."""
+    cache_key = caller, _ = threading.get_native_id(), count
+    if cache_key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[cache_key]):
+        return _thread_cache[cache_key]
     values = torch.ones(2**22)
     values.add_(1.0)  # starts the threads
     old_times = run_times()
     for _ in range(4):
         values.add_(1.0)
-    spent = {thread: times[0] - old_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
-    limit = BUSY_SHARE * spent.get(caller, 0)
-    peers = sorted((thread for thread in spent if thread != caller and spent[thread] > limit), key=lambda t: -spent[t])
-    threads = (caller, *peers[: count - 1])
+    run_time_of = {thread: times[0] - old_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
+    min_run_time = BUSY_SHARE * run_time_of.get(caller, 0)
+    workers = sorted(
+        (thread for thread in run_time_of if thread != caller and run_time_of[thread] > min_run_time),
+        key=lambda t: -run_time_of[t],
+    )
+    threads = (caller, *workers[: count - 1])
     if len(threads) == count:
-        _thread_cache[key] = threads
+        _thread_cache[cache_key] = threads
     return threads
 
 
@@ -125,11 +130,12 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
 
 
 def keep_freed_memory() -> str:
-    """Makes the allocator keep freed memory for the rest of the process.  Returns a text for the timing method's name.
+    """Makes the allocator keep freed memory for the rest of the process.  Returns `, freed memory kept` for the name of
+    the timing method, or an empty text if the allocator has no such setting.
 
-    glibc may return freed memory to the system.  The next call then has a page fault for each page.  Some processes did
-    so in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB, glibc's
-    limit, are still returned.  The text is empty if the allocator has no such setting."""
+    glibc may return freed memory to the system.  The next call then has a page fault for each page.  Some processes had
+    these faults in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB,
+    glibc's limit, are still returned."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
     accepted_settings = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
     return ", freed memory kept" if all(accepted_settings) else ""

@@ -105,25 +105,25 @@ class EventTimer(Timer):
         clock_rates: list[float] = []
         total_work_s = 0.0
         while len(clock_rates) < 3 or total_work_s < WAKE_UP_S:
-            start = self.cuda.event()
+            start_event = self.cuda.event()
             self.cuda.sleep(CALIBRATION_CYCLES)
-            end = self.cuda.event()
+            end_event = self.cuda.event()
             self.cuda.synchronize()
-            work_s = self.cuda.seconds(start, end)
+            work_s = self.cuda.seconds(start_event, end_event)
             total_work_s += work_s
             clock_rates.append(CALIBRATION_CYCLES / work_s)
         return max(clock_rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the step of event times, with waits of slowly increasing length."""
+        """Measures the step of event times: the smallest difference between the times of waits that differ slightly."""
         event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in WAIT_CYCLES:
-            start = self.cuda.event()
+            start_event = self.cuda.event()
             self.cuda.sleep(cycles)
-            event_pairs.append((start, self.cuda.event()))
+            event_pairs.append((start_event, self.cuda.event()))
         self.cuda.synchronize()
-        return grid_of([self.cuda.seconds(start, end) for start, end in event_pairs])
+        return grid_of([self.cuda.seconds(start_event, end_event) for start_event, end_event in event_pairs])
 
     def wait_s(self, name: str) -> float:
         """Returns the length in seconds of the next wait for the function `name`."""
@@ -167,10 +167,10 @@ class EventTimer(Timer):
     def _sample(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Enqueues the flush and the calls.  Returns the events before and after the calls."""
         self.flush()
-        start = self.cuda.event()
+        start_event = self.cuda.event()
         for _ in range(call[2]):
             call[1]()
-        return start, self.cuda.event()
+        return start_event, self.cuda.event()
 
     def first_call(self, function: Function) -> None:
         with self.cuda.use():

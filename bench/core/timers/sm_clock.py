@@ -78,9 +78,9 @@ class DeviceClock:
 
 def sm_clock_under_load(device: torch.device) -> float:
     """Returns the SM clock in Hz, read after matrix multiplications that keep the whole GPU busy."""
-    clock = DeviceClock(device)
+    device_clock = DeviceClock(device)
     a, b = (torch.randn(LOAD_MATRIX_SIZE, LOAD_MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(LOAD_MATMULS):
         torch.mm(a, b)
-    clock.enqueue()
-    return clock.readings_hz()[0]
+    device_clock.enqueue()
+    return device_clock.readings_hz()[0]

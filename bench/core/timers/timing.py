@@ -106,7 +106,7 @@ def time_functions(
             readings[name].append(seconds)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
-        """Returns why there are too few samples, and by function why its samples are noisy; empty texts if not."""
+        """Returns why samples are too few, and a dict of why each function's samples are noisy; "" without a reason."""
         shortage = few(min(map(len, readings.values())), _room(round_times, budget_s))
         return shortage, {name: why_noisy(values, waited) or shortage for name, values in readings.items()}
 
@@ -151,7 +151,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """Returns the number of rounds that fit into the budget after the warm-up: `remaining_time / median_round_time`.
+    """Returns how many rounds the budget can hold after the warm-up: `remaining_time / median_round_time`.
 
     `ends` are the times at which rounds began and ended.
     """
@@ -173,8 +173,8 @@ def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold:
 def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
     random.Random(seed).shuffle(names)
     for round_index in itertools.count():
-        start = round_index // 2 % len(names)
-        name_order = names[start:] + names[:start]
+        start_index = round_index // 2 % len(names)
+        name_order = names[start_index:] + names[:start_index]
         yield name_order if round_index % 2 == 0 else name_order[::-1]
 
 

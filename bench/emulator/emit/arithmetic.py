@@ -224,13 +224,13 @@ def logic(g: Generator, instruction: Instruction) -> None:
 def shifts(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shl` and `shr`.  A shift by more than the width acts like a shift by the width."""
     dtype = dtype_of(kind_of(instruction))
-    a, count = instruction.operands[1:3]
+    a, distance = instruction.operands[1:3]
     name, type_bits = instruction.parts[0], 8 * int(dtype[1])
-    if isinstance(count, Immediate) and 0 <= count.value < type_bits:
+    if isinstance(distance, Immediate) and 0 <= distance.value < type_bits:
         operator = "<<" if name == "shl" else ">>"
-        g.define(instruction.operands[0], f"{g.value(a, dtype)} {operator} {g.constant(count.value, dtype)}", dtype)
+        g.define(instruction.operands[0], f"{g.value(a, dtype)} {operator} {g.constant(distance.value, dtype)}", dtype)
         return
-    g.define(instruction.operands[0], f"integers.{name}({g.value(a, dtype)}, {g.value(count, 'u4')})", dtype)
+    g.define(instruction.operands[0], f"integers.{name}({g.value(a, dtype)}, {g.value(distance, 'u4')})", dtype)
 
 
 @emits("shf")
@@ -245,20 +245,22 @@ def funnel_shift(g: Generator, instruction: Instruction) -> None:
 def bit_fields(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bfe` and `bfi`, which extract and insert bit fields."""
     dtype = dtype_of(kind_of(instruction))
-    *values, start, count = instruction.operands[1:]
+    *values, first_bit, bit_count = instruction.operands[1:]
     if (
         instruction.parts[0] == "bfe"
         and dtype[0] == "u"
-        and isinstance(start, Immediate)
-        and isinstance(count, Immediate)
-        and 0 < count.value < 8 * int(dtype[1])
-        and 0 <= start.value < 8 * int(dtype[1])
+        and isinstance(first_bit, Immediate)
+        and isinstance(bit_count, Immediate)
+        and 0 < bit_count.value < 8 * int(dtype[1])
+        and 0 <= first_bit.value < 8 * int(dtype[1])
     ):
-        mask = g.constant((1 << count.value) - 1, dtype)
-        shifted_text = f"({g.value(values[0], dtype)} >> {g.constant(start.value, dtype)})"
-        g.define(instruction.operands[0], f"{shifted_text} & {mask}", dtype)
+        mask_name = g.constant((1 << bit_count.value) - 1, dtype)
+        shifted_text = f"({g.value(values[0], dtype)} >> {g.constant(first_bit.value, dtype)})"
+        g.define(instruction.operands[0], f"{shifted_text} & {mask_name}", dtype)
         return
-    arguments = ", ".join([*(g.value(item, dtype) for item in values), g.value(start, "u4"), g.value(count, "u4")])
+    arguments = ", ".join(
+        [*(g.value(item, dtype) for item in values), g.value(first_bit, "u4"), g.value(bit_count, "u4")]
+    )
     g.define(instruction.operands[0], f"bitfields.{instruction.parts[0]}({arguments})", dtype)
 
 
@@ -290,14 +292,14 @@ def permutations(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `lop3` (a logic function of three operands) and `prmt` (a permutation of bytes)."""
     values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
     if instruction.parts[0] == "lop3":
-        table = instruction.operands[4]
-        if not isinstance(table, Immediate):
+        table_operand = instruction.operands[4]
+        if not isinstance(table_operand, Immediate):
             raise PtxError(f"PTX: expected a constant table in {instruction.text!r}")
-        function = g.bind(lop3_function(table.value), ("lop3", table.value))
+        function = g.bind(lop3_function(table_operand.value), ("lop3", table_operand.value))
         g.define(instruction.operands[0], f"{function}({values})", "u4")
         return
-    mode = instruction.parts[2] if len(instruction.parts) > 2 else ""
-    g.define(instruction.operands[0], f"bitfields.prmt({values}, {mode!r})", "u4")
+    mode_name = instruction.parts[2] if len(instruction.parts) > 2 else ""
+    g.define(instruction.operands[0], f"bitfields.prmt({values}, {mode_name!r})", "u4")
 
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
@@ -307,10 +309,10 @@ def dots(g: Generator, instruction: Instruction) -> None:
     name, dtype = opcode_parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):
         sign_types = [modifier for modifier in opcode_parts if modifier in ("u32", "s32")]
-        high = f", {'hi' in opcode_parts}" if name == "dp2a" else ""
+        high_argument = f", {'hi' in opcode_parts}" if name == "dp2a" else ""
         result = "i4" if "s32" in sign_types else "u4"
         a, b, c = g.value(operands[1], "u4"), g.value(operands[2], "u4"), g.value(operands[3], result)
-        call_text = f"integers.{name}({a}, {b}, {c}, {sign_types[0] == 's32'}, {sign_types[1] == 's32'}{high})"
+        call_text = f"integers.{name}({a}, {b}, {c}, {sign_types[0] == 's32'}, {sign_types[1] == 's32'}{high_argument})"
         g.define(operands[0], call_text, result)
         return
     values = ", ".join(g.value(item, dtype) for item in operands[1:])

@@ -39,11 +39,11 @@ def branch(g: Generator, instruction: Instruction) -> None:
 def many_ways(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `brx.idx`, a branch with several targets."""
     targets = g.flow.targets(instruction.number)
-    index = g.value(instruction.operands[0], "u4")
+    index_text = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
-        index = f"choose({g.guard}, {index}, {g.constant(len(targets), 'u4')})"
+        index_text = f"choose({g.guard}, {index_text}, {g.constant(len(targets), 'u4')})"
         targets = (*targets, instruction.number + 1)
-    g.line(f"return c.many_ways({index}, {targets})")
+    g.line(f"return c.many_ways({index_text}, {targets})")
 
 
 @emits("trap", "brkpt")
@@ -98,13 +98,13 @@ def barrier(g: Generator, instruction: Instruction) -> None:
 def _reduction(g: Generator, instruction: Instruction) -> None:
     operands, operation = instruction.operands, next(part for part in instruction.parts if part in _REDUCTIONS)
     g.unguarded(instruction)
-    target, number, *last_operands = operands
-    count = g.value(last_operands[0], "u4") if len(last_operands) > 1 else "None"
+    target, barrier_operand, *last_operands = operands
+    threads = g.value(last_operands[0], "u4") if len(last_operands) > 1 else "None"
     if not isinstance(target, Register):
         raise PtxError(f"PTX: expected a register for the result of {instruction.text!r}")
     predicate = g.value(last_operands[-1], "?")
     g.line(
-        f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(number, 'u4')}, {count},"
+        f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(barrier_operand, 'u4')}, {threads},"
         f" {predicate}, {instruction.number + 1}, {instruction.number})"
     )
     g.ends()
@@ -164,25 +164,25 @@ def _wait(g: Generator, instruction: Instruction) -> None:
 @emits("setmaxnreg")
 def set_registers(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `setmaxnreg`, which changes the number of registers per thread."""
-    count = instruction.operands[0]
-    if not isinstance(count, Immediate):
+    register_count = instruction.operands[0]
+    if not isinstance(register_count, Immediate):
         raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
     g.unguarded(instruction)
-    increase = instruction.parts[1] == "inc"
-    g.line(f"synchronising.set_registers(c, {count.value}, {increase}, {instruction.number})")
+    is_increase = instruction.parts[1] == "inc"
+    g.line(f"synchronising.set_registers(c, {register_count.value}, {is_increase}, {instruction.number})")
 
 
 @emits("shfl")
 def shuffle(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shfl.sync`."""
-    mode = instruction.parts[2]
+    shuffle_mode = instruction.parts[2]
     target, value, source_lane, clamp, _ = instruction.operands  # the scheduler reads the mask
     has_predicate = isinstance(target, OperandGroup)
     result_register = target.items[0] if isinstance(target, OperandGroup) else target
     dtype = g.dtypes[value.index] if isinstance(value, Register) else "u4"
     arguments = f"{g.value(value, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp, 'u4')}"
     name, valid_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {valid_name} = warps.shuffle(c, {mode!r}, {arguments}, {has_predicate})")
+    g.line(f"{name}, {valid_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
     g.define(result_register, name, dtype)
     if isinstance(target, OperandGroup):
         g.define(target.items[1], valid_name, "?")
@@ -191,20 +191,20 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
 @emits("vote")
 def vote(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `vote.sync`."""
-    mode = instruction.parts[2]
+    vote_mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
-    code = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, code, "u4" if mode == "ballot" else "?")
+    code = f"warps.vote(c, {vote_mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, code, "u4" if vote_mode == "ballot" else "?")
 
 
 @emits("match")
 def match(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `match.any.sync` and `match.all.sync`."""
-    mode = instruction.parts[1]
+    match_mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     name, all_equal_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {all_equal_name} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
+    g.line(f"{name}, {all_equal_name} = warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
     g.define(target.items[0] if isinstance(target, OperandGroup) else target, name, "u4")
     if isinstance(target, OperandGroup):
         g.define(target.items[1], all_equal_name, "?")

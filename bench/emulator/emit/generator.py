@@ -148,7 +148,8 @@ class Generator:
         return self.bind(numpy_scalar, (dtype, int(value) % (1 << type_bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Adds `value` to the generated functions' names.  Returns its name there.  Equal keys share one name."""
+        """Makes `value` available to the generated functions.  Returns its name there.  Values with equal keys share
+        one name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -186,8 +187,8 @@ class Generator:
         self.line(f"{name} = {expression}")
         self._locals.add(operand.index)
         self._changed.add(operand.index)
-        for key in [key for key in self._views if key[0] == operand.index]:
-            del self._views[key]
+        for view_key in [view_key for view_key in self._views if view_key[0] == operand.index]:
+            del self._views[view_key]
 
     def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
         """Emits an assignment of the results of an expression to several registers, in order."""
@@ -239,8 +240,8 @@ class Generator:
             self._locals.add(index)
         if dtype == register_dtype:
             return f"r{index}"
-        key = (index, dtype)
-        if key not in self._views:
+        view_key = (index, dtype)
+        if view_key not in self._views:
             if "?" in (dtype, register_dtype):
                 raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
@@ -248,10 +249,10 @@ class Generator:
                 self.line(f"{name} = r{index}.view({dtype})")
             else:  # the low bits of a wider register
                 unsigned_dtype = f"u{dtype[1]}"
-                low = f"r{index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
-                self.line(f"{name} = {low}" if dtype == unsigned_dtype else f"{name} = {low}.view({dtype})")
-            self._views[key] = name
-        return self._views[key]
+                low_bits = f"r{index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
+                self.line(f"{name} = {low_bits}" if dtype == unsigned_dtype else f"{name} = {low_bits}.view({dtype})")
+            self._views[view_key] = name
+        return self._views[view_key]
 
     def _special(self, operand: syntax.Special, dtype: str) -> str:
         code = f"c.special({operand.name!r})"
@@ -265,7 +266,7 @@ class Generator:
         for instruction in self.kernel.instructions[block.start : block.end]:
             self._instruction(instruction)
         has_branch = self._ended
-        live_registers = set[int]().union(*(self._live(start) for start in block.following))
+        live_registers = set[int]().union(*(self._live(block_start) for block_start in block.following))
         store_lines = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
         body_lines = self._lines
         if has_branch:

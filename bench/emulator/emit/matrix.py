@@ -21,11 +21,11 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
     registers, address_operand = operands if is_load else operands[::-1]
     if "m8n8" not in parts or "b16" not in parts or not isinstance(address_operand, Address):
         raise unknown(instruction)
-    count = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
+    matrix_count = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
     items = g.items(registers)
-    if len(items) != count:
-        raise PtxError(f"PTX: expected {count} registers for .x{count}, got {instruction.text!r}")
-    values = str(count) if is_load else f"({', '.join(g.value(item, 'u4') for item in items)},)"
+    if len(items) != matrix_count:
+        raise PtxError(f"PTX: expected {matrix_count} registers for .x{matrix_count}, got {instruction.text!r}")
+    values = str(matrix_count) if is_load else f"({', '.join(g.value(item, 'u4') for item in items)},)"
     arguments = f"{address(g, address_operand, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
     if is_load:
         g.define_many(items, f"matrices.load(c, {arguments})", "u4")
@@ -65,9 +65,9 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     if name == "commit_group":
         g.line(f"matrices.commit(c, {instruction.number})")
     elif name == "wait_group":
-        count = instruction.operands[0]
-        assert isinstance(count, Immediate)
-        g.line(f"matrices.wait(c, {count.value}, {instruction.number})")
+        newest_count = instruction.operands[0]
+        assert isinstance(newest_count, Immediate)
+        g.line(f"matrices.wait(c, {newest_count.value}, {instruction.number})")
     elif name == "mma_async" and "sp" not in parts:
         _multiply_async(g, instruction)
     else:
@@ -96,8 +96,8 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
         a = "(" + ", ".join(g.value(item, "u4") for item in operands[1].items) + ",)"
     else:
         a = g.value(operands[1], "u8")
-    scale = operands[3]
-    keep_d = g.constant(scale.value, "?") if isinstance(scale, Immediate) else g.value(scale, "?")
+    scale_d = operands[3]
+    keep_d = g.constant(scale_d.value, "?") if isinstance(scale_d, Immediate) else g.value(scale_d, "?")
     name = g.bind(shape, ("shape", shape))
     call_text = (
         f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keep_d}, {name}, {instruction.number})"

@@ -100,13 +100,13 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
     pointer = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
-    groups = [g.items(operand) for operand in operands]
+    operand_groups = [g.items(operand) for operand in operands]
     results = g.items(target)
     memory_order = next((modifier for modifier in parts if modifier in ("acquire", "release", "acq_rel")), "relaxed")
     if "cta" in parts:
         memory_order = "relaxed"  # for other CTAs
-    for index in range(len(groups[0])):
-        values = ", ".join(g.value(group[index], dtype) for group in groups)
+    for index in range(len(operand_groups[0])):
+        values = ", ".join(g.value(operand_group[index], dtype) for operand_group in operand_groups)
         address_text = address(g, pointer, space)
         if index:
             address_text = f"({address_text}) + {g.constant(index * width(kind), 'u8')}"
@@ -185,8 +185,8 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """Returns the Python expression of the number of bytes that `cp.async` reads.  The operand gives this number.  If
-    the operand is a predicate, the number is 0 for true and `size` for false."""
+    """Returns the Python expression of the number of bytes that `cp.async` reads.  The operand is this number, or the
+    predicate `ignore-src`.  If the predicate is true, nothing is read, else `size` bytes."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")
@@ -264,7 +264,7 @@ def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
     space = "shared" if any(modifier.startswith("shared") for modifier in parts) else "generic"
     map_address = located(g, operands[0], space, instruction)
     map_field = parts[3]
-    ordinal = _constant(operands[1]) if len(operands) == 3 else 0
+    field_index = _constant(operands[1]) if len(operands) == 3 else 0
     size = "u8" if parts[-1] == "b64" else "u4"
     value = g.value(operands[-1], size)
-    g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {map_field!r}, {ordinal}, {value}, {mask}, {number})")
+    g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {map_field!r}, {field_index}, {value}, {mask}, {number})")

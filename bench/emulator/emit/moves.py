@@ -177,7 +177,7 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 def convert(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the conversion `cvt`."""
     parts, operands = instruction.parts, instruction.operands
-    types = [word for word in parts if word in DTYPES]
+    types = [part for part in parts if part in DTYPES]
     target, source = types[0], types[-1]
     if "pack" in parts:
         target = parts[parts.index("sat") + 1]
@@ -187,7 +187,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
         return
     active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
     modifiers = "".join(f", {name}=True" for name in active_flags)
-    rounding = rounding_of(parts) or next((word for word in parts if word in ("rni", "rzi", "rmi", "rpi")), "")
+    rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(target)
     if target[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
         raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {target}, got {instruction.text!r}")
@@ -230,25 +230,25 @@ def addresses(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the address instructions `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
-    heads = (modifier.split("::")[0] for modifier in parts[1:])
-    space = next((head for head in heads if head in (*_WINDOW_BY_SPACE, "global", "const")), "")
-    size = "u8" if parts[-1].endswith("64") else "u4"
+    space_names = (modifier.split("::")[0] for modifier in parts[1:])
+    space = next((space_name for space_name in space_names if space_name in (*_WINDOW_BY_SPACE, "global", "const")), "")
+    address_dtype = "u8" if parts[-1].endswith("64") else "u4"
     if name == "cvta":
-        value = g.value(operands[1], size)
+        value = g.value(operands[1], address_dtype)
         if space in _WINDOW_BY_SPACE:
-            offset_mask = g.constant((1 << 60) - 1, size)
-            window_base = g.constant(_WINDOW_BY_SPACE[space], size)
+            offset_mask = g.constant((1 << 60) - 1, address_dtype)
+            window_base = g.constant(_WINDOW_BY_SPACE[space], address_dtype)
             value = f"{value} & {offset_mask}" if "to" in parts else f"{value} | {window_base}"
-        g.define(operands[0], value, size)
+        g.define(operands[0], value, address_dtype)
     elif name == "isspacep":
         if space == "const":
             raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
         window_number = g.constant(_WINDOW_BY_SPACE.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {window_number}", "?")
     elif name == "mapa":
-        mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
-        offset = f"{g.value(operands[1], size)} & {g.constant(mask, size)}"
-        rank_text = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
-        g.define(operands[0], f"({offset}) | (({rank_text}) << {g.constant(RANK_SHIFT, size)})", size)
+        mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if address_dtype == "u8" else 0)
+        offset = f"{g.value(operands[1], address_dtype)} & {g.constant(mask, address_dtype)}"
+        rank_text = f"{g.value(operands[2], 'u4')}.astype({address_dtype}) + {g.constant(1, address_dtype)}"
+        g.define(operands[0], f"({offset}) | (({rank_text}) << {g.constant(RANK_SHIFT, address_dtype)})", address_dtype)
     else:
-        g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")
+        g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], address_dtype)})", "u4")

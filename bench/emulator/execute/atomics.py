@@ -118,20 +118,22 @@ def _one_by_one(
     function = None if kind.startswith(("f16", "bf16")) else REDUCTION_UFUNCS.get(operation)
     if function is not None and len(group_starts) < group_sizes.max():
         for lanes in np.split(sort_order, group_starts[1:]):
-            steps = function.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
+            running_values = function.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
             if flushed is not None and flushed[lanes[0]]:
-                steps = _flushed_sums(steps, values[0][lanes])
-            lane_values[lanes], final_values[lanes] = steps[:-1], steps[-1]
+                running_values = _flushed_sums(running_values, values[0][lanes])
+            lane_values[lanes], final_values[lanes] = running_values[:-1], running_values[-1]
         return lane_values, final_values
     lane_ranks = np.arange(len(sort_order)) - np.repeat(group_starts, group_sizes)
-    group = np.repeat(np.arange(len(group_starts)), group_sizes)
+    group_of_lane = np.repeat(np.arange(len(group_starts)), group_sizes)
     memory = before[sort_order[group_starts]]
     rank_order = np.argsort(lane_ranks, kind="stable")
     for step_lanes in np.split(rank_order, np.cumsum(np.bincount(lane_ranks))[:-1]):
-        lanes, ids = sort_order[step_lanes], group[step_lanes]
-        lane_values[lanes] = memory[ids]
-        memory[ids] = _combined(operation, kind, memory[ids], [value[lanes] for value in values], _of(flushed, lanes))
-    final_values[sort_order] = memory[group]
+        lanes, group_ids = sort_order[step_lanes], group_of_lane[step_lanes]
+        lane_values[lanes] = memory[group_ids]
+        memory[group_ids] = _combined(
+            operation, kind, memory[group_ids], [value[lanes] for value in values], _of(flushed, lanes)
+        )
+    final_values[sort_order] = memory[group_of_lane]
     return lane_values, final_values
 
 
@@ -152,8 +154,8 @@ def _flushed_sums(steps: Any, values: Any) -> Any:
 def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
     new_values = values[0]
     if flushed is not None:
-        total = flush(flush(old) + flush(new_values))
-        return total if flushed.all() else np.where(flushed, total, old + new_values)
+        flushed_total = flush(flush(old) + flush(new_values))
+        return flushed_total if flushed.all() else np.where(flushed, flushed_total, old + new_values)
     if kind.startswith(("f16", "bf16")):
         half_type = kind.removesuffix("x2")
         functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}

@@ -71,14 +71,16 @@ def tensor_load(
         slot, offset = _place_of(lane_slot, value_of(shared, lane))
         box_coords = [value_of(coordinate, lane) for coordinate in coordinates]
         barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
-        mask = None if multicast is None else value_of(multicast, lane)
+        cta_mask = None if multicast is None else value_of(multicast, lane)
         tile = _tile(box, box_coords, offset, instruction)
         read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
         _check_room(group, offset, box.box_bytes, instruction)
-        for target_cta in _destinations(group, slot, barrier_slot, mask, instruction):
-            base, unit = target_cta * group.shared_size, tile.unit_bytes
-            index = (tile.shared_addresses + base) >> SHIFT[unit]
-            _start_load(c, lane, base + offset, box.box_bytes, unit, index, read_data, base + mbar_pos, instruction)
+        for target_cta in _destinations(group, slot, barrier_slot, cta_mask, instruction):
+            cta_base, unit = target_cta * group.shared_size, tile.unit_bytes
+            index = (tile.shared_addresses + cta_base) >> SHIFT[unit]
+            _start_load(
+                c, lane, cta_base + offset, box.box_bytes, unit, index, read_data, cta_base + mbar_pos, instruction
+            )
 
 
 def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
@@ -106,8 +108,10 @@ def _start_load(
 ) -> None:
     """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    When the copy runs, `read` returns its data in units of `unit` bytes.  `index` gives the position of each unit in
-    shared memory.  At the end, the copy reports its bytes to the mbarrier at the offset `barrier`."""
+    The copy runs later.  It then calls `read`, which returns the data as units of `unit` bytes.  It stores them in
+    shared memory at `index`, the position of each unit.  At the end, it reports its bytes to the mbarrier at the offset
+    `barrier`.
+    """
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -141,8 +145,8 @@ def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lan
         if tile.inside.any():
             data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit_bytes, instruction, lane=lane)
     if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
-        words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
-        data = tensor_map.loaded(words, tensor.element).view(UNIT_DTYPES[unit_bytes])
+        element_words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
+        data = tensor_map.loaded(element_words, tensor.element).view(UNIT_DTYPES[unit_bytes])
     return np.asarray(data)
 
 
@@ -197,8 +201,8 @@ def _start_store(
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
-                words = f"u{tensor.element_bytes}"
-                new_units = tensor_map.reduce_values(operation, old_units.view(words), data.view(words), tensor.element)
+                dtype = f"u{tensor.element_bytes}"
+                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), tensor.element)
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
@@ -216,19 +220,19 @@ def bulk_load(
     """Runs `cp.async.bulk` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        lane_slot, count = int(c.slots[lane]), value_of(size, lane)
+        lane_slot, nbytes = int(c.slots[lane]), value_of(size, lane)
         slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        _check_aligned(count, offset, value_of(source, lane), instruction)
-        if not count:
+        _check_aligned(nbytes, offset, value_of(source, lane), instruction)
+        if not nbytes:
             continue
-        _check_room(group, offset, count, instruction)
+        _check_room(group, offset, nbytes, instruction)
         barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
-        mask = None if multicast is None else value_of(multicast, lane)
-        addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
+        cta_mask = None if multicast is None else value_of(multicast, lane)
+        addresses = np.arange(0, nbytes, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for target_cta in _destinations(group, slot, barrier_slot, mask, instruction):
+        for target_cta in _destinations(group, slot, barrier_slot, cta_mask, instruction):
             start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_pos
-            _start_load(c, lane, start, count, 16, _chunks(start, count), read_data, barrier_offset, instruction)
+            _start_load(c, lane, start, nbytes, 16, _chunks(start, nbytes), read_data, barrier_offset, instruction)
 
 
 def bulk_store(
@@ -237,16 +241,16 @@ def bulk_store(
     """Runs `cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        count, (slot, offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
-        _check_aligned(count, offset, value_of(target, lane), instruction)
-        if not count:
+        nbytes, (slot, offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        _check_aligned(nbytes, offset, value_of(target, lane), instruction)
+        if not nbytes:
             continue
-        _check_room(group, offset, count, instruction)
+        _check_room(group, offset, nbytes, instruction)
         start = slot * group.shared_size + offset
-        addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
+        addresses = np.arange(0, nbytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
-        tile = TileIndex(addresses.view(np.int64), np.arange(start, start + count, 16), None, 16)
-        flat_map = _Flat(element_type, count, tensor_map.ELEMENT_BYTES[element_type])
+        tile = TileIndex(addresses.view(np.int64), np.arange(start, start + nbytes, 16), None, 16)
+        flat_map = _Flat(element_type, nbytes, tensor_map.ELEMENT_BYTES[element_type])
         _start_store(c, lane, start, tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
 
 

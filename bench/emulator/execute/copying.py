@@ -38,12 +38,12 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
         group.views[size][offsets >> SHIFT[size]] = _POISON_UNITS[size]
     if group.written is not None:
         group.written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
-    index = offsets >> SHIFT[size]
+    unit_index = offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         lane_index = slice(None) if mask is None else mask
         units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
-        group.views[size][index[lane_index]] = units
+        group.views[size][unit_index[lane_index]] = units
 
     waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 

@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for lanes that execute together.
 
-The accumulator registers of a wgmma hold invalid values (poison) until the kernel waits for the wgmma's group.  These
-registers are rows of one buffer.  The wait fills the buffer, so that copies of a register get the values too.  Before
-the wait, the result is kept as a matrix.  So a chain of wgmmas converts its result to registers only once.
+A wgmma adds to a matrix, which is kept apart from its accumulator registers.  Until the kernel waits for the wgmma, the
+registers hold invalid values (poison).  The wait copies the matrix into the registers.  So a chain of wgmmas fills the
+registers only once.  All these registers are views of one buffer, so the wait also fills copies of a register.
 """
 
 from __future__ import annotations
@@ -117,13 +117,14 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Records that a wgmma group is complete.  The group writes the matrix of the warpgroup with index `place`."""
+        """Records that a wgmma group of the warpgroup with index `place` is complete.  The last one fills the
+        registers."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
 
     def fill(self, place: int) -> None:
-        """Copies the matrix of the warpgroup with index `place` into its registers."""
+        """Copies the matrix of the warpgroup with index `place` into the accumulator registers."""
         registers = matrix_to_registers(self.matrices[place], self.d_type)
         self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
 
@@ -141,7 +142,7 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """Returns the numbers of the warpgroups of the running lanes.  Raises `Fault` if a warpgroup is incomplete."""
+    """Returns the numbers of the warpgroups (pieces) that run.  Raises `Fault` if a warpgroup is incomplete."""
     group, warpgroups = c.group, []
     for index in range(0, c.size, WARPGROUP):
         first_lane, last_lane = int(c.lanes[index]), int(c.lanes[min(index + WARPGROUP, c.size) - 1])
@@ -205,7 +206,7 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
     chain_state = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
     # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
-        idle_keys = (key for key, chain in group.accumulators.items() if not any(chain.in_flight))
+        idle_keys = (idle_key for idle_key, chain in group.accumulators.items() if not any(chain.in_flight))
         if (oldest_key := next(idle_keys, None)) is not None:
             del group.accumulators[oldest_key]
     group.accumulators[id(buffer)] = chain_state
@@ -235,17 +236,19 @@ def _read(
     c: LaneContext, descriptor: Any, rows: int, kind: str, transposed: bool, count: int, instruction: int
 ) -> list[npt.NDArray[Any]]:
     group = c.group
-    start = (c.slot or 0) * group.shared_size
+    cta_start = (c.slot or 0) * group.shared_size
     # This leaves out the padding after the CTA's own memory, because no instruction may read the padding.
-    shared_memory = group.shared[start : start + group.run.shared_limit // 16 * 16]
+    shared_memory = group.shared[cta_start : cta_start + group.run.shared_limit // 16 * 16]
     matrices: dict[int, npt.NDArray[Any]] = {}
-    codes = [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
-    for index, descriptor_bits in enumerate(codes):
+    descriptors = (
+        [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
+    )
+    for index, descriptor_bits in enumerate(descriptors):
         if descriptor_bits not in matrices:
             matrices[descriptor_bits] = read_operand(shared_memory, descriptor_bits, rows, kind, transposed)
         if group.written is None and group.run.observer is None:
             continue
-        chunks = operand_chunks(descriptor_bits, rows, transposed)[0].ravel() * 16 + start
+        chunks = operand_chunks(descriptor_bits, rows, transposed)[0].ravel() * 16 + cta_start
         if group.written is not None:
             check_written(c, chunks, 16, instruction)
         if group.run.observer is not None:
@@ -254,7 +257,7 @@ def _read(
             warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
             warpgroup.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
-    return [matrices[descriptor_bits] for descriptor_bits in codes]
+    return [matrices[descriptor_bits] for descriptor_bits in descriptors]
 
 
 def commit(c: LaneContext, instruction: int) -> None:
@@ -268,8 +271,8 @@ def commit(c: LaneContext, instruction: int) -> None:
 
 def wait(c: LaneContext, newest: int, instruction: int) -> None:
     """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
-    for number in _pieces(c, instruction):
-        warpgroup = c.group.warpgroups.setdefault(number, Warpgroup())
+    for warpgroup_number in _pieces(c, instruction):
+        warpgroup = c.group.warpgroups.setdefault(warpgroup_number, Warpgroup())
         done_count = max(0, len(warpgroup.groups) - newest)
         for group_items in warpgroup.groups[:done_count]:
             for accumulators, index in group_items:
@@ -277,7 +280,9 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
         marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
         warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
         if marks and c.group.run.observer is not None:
-            c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == number]), marks)
+            c.group.run.observer.wgmma_done(
+                c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), marks
+            )
 
 
 def check_settled(c: LaneContext, value: Any, instruction: int) -> None:

@@ -21,7 +21,7 @@ def _common(value: Any) -> int | None:
 
 def _split(c: LaneContext, keys: Any) -> int:
     """Splits the running lanes into new groups, one for each key.  All groups continue at the same instruction."""
-    c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
+    c.children = [c.part(keys == lane_key, c.place) for lane_key in np.unique(keys)]
     return SPLIT
 
 
@@ -125,8 +125,8 @@ def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
     """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    Returns None if all lanes must wait; only `try_wait` waits.  Otherwise the lanes with an unfinished phase get False,
-    as after a time-out."""
+    With `try_wait` (`blocks`), the lanes stop if no lane's phase is over; then the result is None.  In all other cases,
+    a lane with an unfinished phase gets False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []

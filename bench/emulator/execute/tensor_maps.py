@@ -50,8 +50,8 @@ def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> byte
     """Returns the bytes of a tensor map at a generic address."""
     address_window = address >> 60
     if address_window == PARAM_WINDOW >> 60:
-        start = address & ((1 << 40) - 1)
-        return bytes(c.group.run.parameter_bytes[start : start + tensor_map.MAP_BYTES])
+        map_start = address & ((1 << 40) - 1)
+        return bytes(c.group.run.parameter_bytes[map_start : map_start + tensor_map.MAP_BYTES])
     if address_window == SHARED_WINDOW >> 60:
         return shared_map(c, address & 0xFFFFFFFF, lane, instruction)
     chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
@@ -60,13 +60,13 @@ def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> byte
 
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map in the shared memory of the lane's CTA.  Unwritten bytes count as zero."""
-    start = _shared_start(c, address, lane, instruction)
-    group, chunk_offsets = c.group, np.arange(start, start + tensor_map.MAP_BYTES, 16)
+    map_start = _shared_start(c, address, lane, instruction)
+    group, chunk_offsets = c.group, np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
     if group.run.observer is not None:
         group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
-    map_bytes_copy = group.shared[start : start + tensor_map.MAP_BYTES].copy()
+    map_bytes_copy = group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
     if group.written is not None:
-        map_bytes_copy[~group.written[start : start + tensor_map.MAP_BYTES]] = 0
+        map_bytes_copy[~group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
     return map_bytes_copy.tobytes()
 
 
@@ -83,13 +83,13 @@ def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction:
 
 def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
     """Writes a tensor map into the shared memory of the lane's CTA."""
-    start = _shared_start(c, address, lane, instruction)
-    chunk_offsets = np.arange(start, start + tensor_map.MAP_BYTES, 16)
+    map_start = _shared_start(c, address, lane, instruction)
+    chunk_offsets = np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
     if c.group.run.observer is not None:
         c.group.run.observer.shared_write(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction, None)
-    c.group.shared[start : start + tensor_map.MAP_BYTES] = np.frombuffer(data, np.uint8)
+    c.group.shared[map_start : map_start + tensor_map.MAP_BYTES] = np.frombuffer(data, np.uint8)
     if c.group.written is not None:
-        c.group.written[start : start + tensor_map.MAP_BYTES] = True
+        c.group.written[map_start : map_start + tensor_map.MAP_BYTES] = True
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
     """Yields one lane per warp and address.  Several lanes of a warp may have the same address."""
     seen_keys: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
-        key = int(c.warps[lane]), value_of(addresses, lane)
-        if key not in seen_keys:
-            seen_keys.add(key)
+        warp_address = int(c.warps[lane]), value_of(addresses, lane)
+        if warp_address not in seen_keys:
+            seen_keys.add(warp_address)
             yield lane

@@ -26,8 +26,8 @@ def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[A
     lane_index = _places(c)
     if lane_index is None:
         return lane_values.reshape(-1, WARP), None
-    count = (int(lane_index.max()) // WARP + 1) * WARP
-    padded_values = np.full(count * lane_values.itemsize, absent, np.uint8).view(lane_values.dtype)
+    padded_count = (int(lane_index.max()) // WARP + 1) * WARP
+    padded_values = np.full(padded_count * lane_values.itemsize, absent, np.uint8).view(lane_values.dtype)
     padded_values[lane_index] = lane_values
     return padded_values.reshape(-1, WARP), lane_index
 
@@ -103,10 +103,11 @@ def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[A
         return call(np.uint32(mask))
     masks = np.unique(mask)
     results = call(masks[0])
-    for value in masks[1:]:
-        lanes = mask == value
+    for lane_mask in masks[1:]:
+        lanes = mask == lane_mask
         results = tuple(
-            None if new is None else np.where(lanes, new, old) for new, old in zip(call(value), results, strict=True)
+            None if new_result is None else np.where(lanes, new_result, old_result)
+            for new_result, old_result in zip(call(lane_mask), results, strict=True)
         )
     return results
 
@@ -131,8 +132,8 @@ def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any
     true_lanes = rows & members
     if mode == "ballot":
         return _spread(_bits(true_lanes), lane_index)
-    count, total = true_lanes.sum(axis=1), members.sum(axis=1)
-    vote_results = {"any": count > 0, "all": count == total, "uni": (count == total) | (count == 0)}[mode]
+    count, voters = true_lanes.sum(axis=1), members.sum(axis=1)
+    vote_results = {"any": count > 0, "all": count == voters, "uni": (count == voters) | (count == 0)}[mode]
     return _spread(vote_results, lane_index)
 
 

@@ -104,18 +104,18 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
     """Returns offsets in the CTAs' shared memory.  Raises `Fault` if an address is misaligned or outside the memory."""
     max_address = c.group.run.shared_limit - size
     is_scalar = isinstance(addresses, np.generic)
-    highest = int(addresses) if is_scalar else int(addresses.max())
-    address_bits = highest if is_scalar else int(np.bitwise_or.reduce(addresses))
+    top_address = int(addresses) if is_scalar else int(addresses.max())
+    address_bits = top_address if is_scalar else int(np.bitwise_or.reduce(addresses))
     if address_bits & (size - 1):
-        bad_address = highest if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
+        bad_address = top_address if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
         lane = lane_of(c, addresses, bad_address, active)
         raise Fault(f"shared address 0x{bad_address:x} is not a multiple of {size} bytes", instruction, lane)
     base_offset = c.shared_base
-    if highest > max_address:
-        if 1 <= highest >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+    if top_address > max_address:
+        if 1 <= top_address >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
             return _cluster_offsets(c, addresses, max_address, active, instruction)
-        message = f"{size} bytes at shared address 0x{highest:x} lie outside the {c.group.run.shared_limit} there"
-        raise Fault(message, instruction, lane_of(c, addresses, highest, active))
+        message = f"{size} bytes at shared address 0x{top_address:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(message, instruction, lane_of(c, addresses, top_address, active))
     if isinstance(base_offset, int):
         return addresses if not base_offset else addresses + np.int64(base_offset)
     base_offset = base_offset if active is None else base_offset[active]
@@ -153,9 +153,9 @@ def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruct
         group.run.observer.shared_read(c, active, offsets, size, instruction)
     if group.written is not None:
         check_written(c, offsets, size, instruction)
-    index = offsets >> SHIFT[size]
+    unit_index = offsets >> SHIFT[size]
     shared_view = group.views[size]
-    return shared_view.take(index)
+    return shared_view.take(unit_index)
 
 
 def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
@@ -174,10 +174,10 @@ def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: 
     group = c.group
     if group.run.observer is not None:
         group.run.observer.shared_write(c, active, offsets, size, instruction, value)
-    index = offsets >> SHIFT[size]
+    unit_index = offsets >> SHIFT[size]
     if group.written is not None:
-        np.put(group.written.view(UNIT_DTYPES[size]), index, WRITTEN_UNITS[size])
-    assign(group.views[size], index, value)
+        np.put(group.written.view(UNIT_DTYPES[size]), unit_index, WRITTEN_UNITS[size])
+    assign(group.views[size], unit_index, value)
 
 
 # Local memory and parameters
@@ -190,10 +190,12 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
         group.local = np.full(len(group.alive) * local_bytes, POISON, np.uint8)
         group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
     offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
-    top = int(offsets.max())
-    if top > local_bytes - size:
-        lane = lane_of(c, offsets, top, active)
-        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {local_bytes} there", instruction, lane)
+    top_offset = int(offsets.max())
+    if top_offset > local_bytes - size:
+        lane = lane_of(c, offsets, top_offset, active)
+        raise Fault(
+            f"{size} bytes at local address 0x{top_offset:x} lie outside the {local_bytes} there", instruction, lane
+        )
     _check_aligned(offsets, size, "local", instruction)
     lane_numbers = c.lanes if active is None else c.lanes[active]
     return lane_numbers * local_bytes + offsets
@@ -209,16 +211,16 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     """Loads units of `size` bytes of each lane's local memory.  Raises `Fault` on bytes that the lane never wrote."""
     offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    index, written_flags = offsets >> SHIFT[size], c.group.local_written
+    unit_index, written_flags = offsets >> SHIFT[size], c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
     if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        unit_flags = written_flags.view(UNIT_DTYPES[size]).take(index).view(np.bool_)
+        unit_flags = written_flags.view(UNIT_DTYPES[size]).take(unit_index).view(np.bool_)
         if not unit_flags.all():
             first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
             lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
             address = int(offsets[first_bad_lane]) % c.group.run.local_size
             raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)
-    return c.group.local.view(UNIT_DTYPES[size]).take(index)
+    return c.group.local.view(UNIT_DTYPES[size]).take(unit_index)
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:

@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain` to 128 for complete warpgroups, 32 for complete warps, else to 1.  Ignores ended lanes."""
+        """Sets `grain` to 128 for complete warpgroups, 32 for complete warps, else 1.  Ended lanes do not count."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -95,11 +95,13 @@ class LaneContext:
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
-        """Returns a new context (group of lanes) with the lanes in `mask`.  It starts at instruction number `place`."""
+        """Returns a new context (group of lanes) with the lanes in `mask`.  Its next instruction is number `place`."""
         lane_indices = np.flatnonzero(mask)
-        first, last = int(lane_indices[0]), int(lane_indices[-1])
+        first_pos, last_pos = int(lane_indices[0]), int(lane_indices[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
-        picked_lanes: Any = slice(first, last + 1) if last - first + 1 == len(lane_indices) else lane_indices
+        picked_lanes: Any = (
+            slice(first_pos, last_pos + 1) if last_pos - first_pos + 1 == len(lane_indices) else lane_indices
+        )
         live_registers = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
         for index in live_registers:
@@ -135,7 +137,8 @@ class LaneContext:
 
     @property
     def pattern(self) -> bytes:
-        """Returns the lane numbers as bytes, relative to the first warp.  Empty if they are 0, 1, 2, and so on."""
+        """Returns the lane numbers as bytes, relative to the first warp, for use in a cache key.  Returns empty bytes
+        if the lanes are consecutive and begin with a warp's first lane."""
         if self._pattern is None:
             first_lane = int(self.lanes[0])
             is_contiguous = not first_lane & 31 and int(self.lanes[-1]) - first_lane + 1 == self.size
@@ -182,19 +185,21 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills the registers of unfinished wgmmas before they are copied, because a wait does not fill the copies."""
+    """Fills the registers of unfinished wgmmas.  Called before a register is copied: a wait does not fill copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
         for index in range(len(chain.matrices)):
             chain.fill(index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns the accumulator row that consists of the registers `values`, or None if there is no such row."""
+    """Returns the row of a wgmma's accumulator buffer if its parts are the registers `values`, else None."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None
-    start, step = chain.buffer.ctypes.data, chain.buffer.strides[0]
-    rows = {(value.ctypes.data - start) // step for value in values if getattr(value, "base", None) is chain.buffer}
+    buffer_start, stride = chain.buffer.ctypes.data, chain.buffer.strides[0]
+    rows = {
+        (value.ctypes.data - buffer_start) // stride for value in values if getattr(value, "base", None) is chain.buffer
+    }
     is_same_row = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
     return chain.rows[rows.pop()] if is_same_row else None
 
@@ -202,8 +207,8 @@ def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:
     group = contexts[0].group
     if group.accumulators:
-        if (row := _whole_row(group, values)) is not None:
-            return row
+        if (whole_row := _whole_row(group, values)) is not None:
+            return whole_row
         _land(group, values)
     first_value = next((value for value in values if value is not None), None)
     if first_value is None:
@@ -211,10 +216,10 @@ def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> A
     # A register that some path does not write is poison; a compiler may copy poison and discard it by a select.
     values = [np.array(-1).astype(first_value.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
-        head = values[0]
+        first_scalar = values[0]
         # Compares bits, because NaN is not equal to itself.
-        if all(value.tobytes() == head.tobytes() for value in values[1:]):
-            return head
+        if all(value.tobytes() == first_scalar.tobytes() for value in values[1:]):
+            return first_scalar
     joined_values = np.concatenate(
         [
             np.full(context.size, value) if isinstance(value, np.generic) else value

@@ -98,11 +98,11 @@ class Counter:
         if len(offset_array) == 1:
             wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            relative = offset_array - offset_array[0]
+            distances = offset_array - offset_array[0]
             bank_byte = int(offset_array[0]) % (BANKS * BANK_BYTES)
-            key = _key(c, active, instruction, bank_byte, relative)
+            key = _key(c, active, instruction, bank_byte, distances)
             if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(relative.astype(np.int64) + bank_byte, _lanes(c, active), size)
+                self._wavefronts[key] = _wavefronts(distances.astype(np.int64) + bank_byte, _lanes(c, active), size)
             wavefronts, min_wavefronts = self._wavefronts[key]
         self.add("shared_wavefronts", wavefronts, instruction)
         self.add("shared_wavefronts_least", min_wavefronts, instruction)
@@ -114,7 +114,7 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Returns the cache key of an address pattern.  The key has hashes, because there may be many patterns."""
+    """Returns the cache key of an address pattern.  The key has hashes instead of addresses, which keeps it small."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
@@ -137,12 +137,14 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     lane_phases = lanes.astype(np.int64) // (32 // words_per_lane)
     lane_phases -= lane_phases[0]
     lane_words = (offsets // BANK_BYTES)[:, None] + np.arange(words_per_lane)
-    low = lane_words.min()
-    word_span = int(lane_words.max() - low) + 1
+    min_word = lane_words.min()
+    word_span = int(lane_words.max() - min_word) + 1
     # The distinct words that each phase needs.
-    distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - low)).ravel())
+    distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - min_word)).ravel())
     phase_ids, word_offsets = np.divmod(distinct_words, word_span)
-    passes = np.bincount(phase_ids * BANKS + (word_offsets + low) % BANKS, minlength=(int(phase_ids[-1]) + 1) * BANKS)
+    passes = np.bincount(
+        phase_ids * BANKS + (word_offsets + min_word) % BANKS, minlength=(int(phase_ids[-1]) + 1) * BANKS
+    )
     pass_counts = passes.reshape(-1, BANKS).max(axis=1)
     return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 
@@ -151,9 +153,9 @@ def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     """Marks the sectors of an allocation that an access uses.  `kind` is `read` or `write`."""
     name = f"sectors_{'read' if kind == 'read' else 'written'}"
     sector_flags = getattr(allocation, name)
-    start = allocation.base // SECTOR
+    first_sector = allocation.base // SECTOR
     if sector_flags is None:
-        sector_flags = np.zeros((allocation.end - 1) // SECTOR - start + 1, np.bool_)
+        sector_flags = np.zeros((allocation.end - 1) // SECTOR - first_sector + 1, np.bool_)
         setattr(allocation, name, sector_flags)
     # Accesses are aligned and at most 16 bytes wide: no access lies in two sectors.
-    sector_flags[(addresses.astype(np.int64) // SECTOR) - start] = True
+    sector_flags[(addresses.astype(np.int64) // SECTOR) - first_sector] = True

@@ -28,7 +28,7 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes from global memory.  With `copy`, an asynchronous copy reads them, not the lanes.
+    """Loads units of `size` bytes from global memory.  With `copy`, the reader is an asynchronous copy, else the lanes.
     With `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
     location = _located(c, addresses, size, active, instruction)
     if location is None:
@@ -71,9 +71,9 @@ def store_located(
             c, active, allocation, addresses, size, instruction, copy, reduces, value, read_old
         )
     if allocation.written is not None:
-        start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
+        unit_starts = np.atleast_1d(addresses).astype(np.int64) - allocation.base
         for byte_index in range(size):
-            allocation.written[start + byte_index] = True
+            allocation.written[unit_starts + byte_index] = True
     if c.group.run.stored is not None:
         c.group.run.stored.append((np.atleast_1d(addresses).astype(np.int64), size))
     assign(allocation.view(size), index, value)
@@ -105,9 +105,9 @@ def _each(
 
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
     assert allocation.written is not None
-    start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
+    unit_starts = np.atleast_1d(addresses).astype(np.int64) - allocation.base
     for byte_index in range(size):
-        written_flags = allocation.written[start + byte_index]
+        written_flags = allocation.written[unit_starts + byte_index]
         if not written_flags.all():
-            byte_offset = int(start[~written_flags][0]) + byte_index
+            byte_offset = int(unit_starts[~written_flags][0]) + byte_index
             raise Fault(f"a read of byte {byte_offset} of {allocation.name}, which nobody has written", instruction)

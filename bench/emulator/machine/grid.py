@@ -52,10 +52,10 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     for cta in ctas:
         position = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
         lots.setdefault(tuple(coord // size for coord, size in zip(position, run.cluster, strict=True)), []).append(cta)
-    count = run.cluster[0] * run.cluster[1] * run.cluster[2]
+    cta_count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for cluster_ctas in lots.values():
-        if len(cluster_ctas) != count:
-            raise EmulationError(f"ctas: expected whole clusters of {count}, got {cluster_ctas}")
+        if len(cluster_ctas) != cta_count:
+            raise EmulationError(f"ctas: expected whole clusters of {cta_count}, got {cluster_ctas}")
         yield sorted(cluster_ctas)  # a CTA's place is its rank
 
 
@@ -66,7 +66,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
     """
     batch_iterator = _lots(run, ctas)
     batches: list[tuple[Schedule, Iterator[bool]]] = []
-    capacity, next_batch, idle, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
+    capacity, next_batch, idle_turns, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
         while batches or next_batch is not None:
             free_ctas = capacity.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
@@ -76,7 +76,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
                 begun_ctas += len(batch)
                 _wait_again(run, batches)
                 next_batch = next_batch[len(batch) :] or next(batch_iterator, None)
-            changes_before, idle = run.changes, idle + 1
+            changes_before, idle_turns = run.changes, idle_turns + 1
             for running_batch in list(batches):
                 schedule, batch_pauses = running_batch
                 is_polling = next(batch_pauses, None)
@@ -85,10 +85,10 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
                     batches.remove(running_batch)
                     _wait_again(run, batches)
                 if not is_polling:
-                    idle = 0
+                    idle_turns = 0
             if run.changes != changes_before:
-                idle = 0
-            if idle > MOST_POLLS or (idle > SURE and all(schedule.stuck() for schedule, _ in batches)):
+                idle_turns = 0
+            if idle_turns > MOST_POLLS or (idle_turns > SURE and all(schedule.stuck() for schedule, _ in batches)):
                 text = _waits_for_ever(run, [schedule for schedule, _ in batches])
                 if (unbegun := len(ctas) - begun_ctas) > 0:
                     running = sum(len(schedule.group.ctas) for schedule, _ in batches)
@@ -97,7 +97,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the time limit for the next CTA to end.  With more batches the limit is longer, because they take turns."""
+    """Sets the time limit for the next end of a CTA.  It grows with the number of batches, which take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
 
 
@@ -115,7 +115,7 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns the number of CTAs that fit on the GPU beside `taken` CTAs.  `more` CTAs will begin next."""
+        """Returns the number of CTAs that fit on the GPU beside `taken` CTAs.  `more` is the size of the next batch."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

@@ -68,12 +68,12 @@ class Allocation:
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """Returns the memory as units of `width` bytes.  The first unit is at `base`, rounded down to this width."""
+        """Returns the memory in units of `width` bytes, from `base` on, rounded down to a multiple of `width`."""
         if width not in self.views:
-            start = self.base // width * width
-            count = -(-(self.base + self.size - start) // width)
+            view_start = self.base // width * width
+            unit_count = -(-(self.base + self.size - view_start) // width)
             # The last unit may reach past the allocation: every access is checked against the allocation's own bytes.
-            memory_bytes = (ctypes.c_char * (count * width)).from_address(start)
+            memory_bytes = (ctypes.c_char * (unit_count * width)).from_address(view_start)
             self.views[width] = np.frombuffer(memoryview(memory_bytes), UNIT_DTYPES[width])
         return self.views[width]
 
@@ -151,8 +151,8 @@ class GlobalMemory:
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
         if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > MAX_HINT_DISTANCE:
-            hint = "if a pointer in memory led there, name its tensor (memory=)"
-            return f"{width} bytes at 0x{address:x} lie far from every argument; {hint}"
+            hint_text = "if a pointer in memory led there, name its tensor (memory=)"
+            return f"{width} bytes at 0x{address:x} lie far from every argument; {hint_text}"
         if address >= alloc.base:
             return (
                 f"{width} bytes at 0x{address:x} begin {address - alloc.base} bytes into {alloc.name} of {alloc.size}"

@@ -240,7 +240,7 @@ class Observer:
         value: Any,
         old: Callable[[], Any],
     ) -> None:
-        """Reports that lanes, or a copy, write `value` to global memory.  `old` returns the earlier values."""
+        """Reports that lanes or a copy write `value` to global memory.  `old()` returns the values before that."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
@@ -255,10 +255,10 @@ class Observer:
                 races.write(actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns for each lane its number in the race detector `GlobalRaces`, and its address."""
+        """Returns for each lane its actor in `GlobalRaces` (the number of its warp or CTA), and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
-        count = self._actors_per_cta
-        actors = np.asarray(c.group.ctas)[slots] * count + warps % count
+        actors_per_cta = self._actors_per_cta
+        actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
         lane_addresses = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
         return actors, lane_addresses
 
@@ -310,7 +310,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
     """Splits a range of bytes into aligned pieces of equal size.  Returns the start of each piece, and the size."""
-    width = MAX_BLOCK_BYTES
-    while start % width or size % width:
-        width //= 2
-    return np.arange(start, start + size, width), width
+    block_bytes = MAX_BLOCK_BYTES
+    while start % block_bytes or size % block_bytes:
+        block_bytes //= 2
+    return np.arange(start, start + size, block_bytes), block_bytes

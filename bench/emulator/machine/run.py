@@ -197,7 +197,7 @@ class CtaGroup:
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """Returns the race detector's index for the CTA with the index `slot` in this group."""
+        """Returns the race detector's index for the CTA with the index `slot` here: 0 in a cluster, else `slot`."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:
@@ -223,17 +223,17 @@ class CtaGroup:
         ignored."""
         if len(lanes) == int(np.count_nonzero(self.alive)):
             return True
-        key = f"alive {grain}"
-        if key not in self._specials:
-            self._specials[key] = np.bincount(self.pieces(self.all_lanes(), grain))
+        cache_key = f"alive {grain}"
+        if cache_key not in self._specials:
+            self._specials[cache_key] = np.bincount(self.pieces(self.all_lanes(), grain))
         lane_counts = np.bincount(self.pieces(lanes, grain))
-        return bool(((lane_counts == 0) | (lane_counts == self._specials[key][: len(lane_counts)])).all())
+        return bool(((lane_counts == 0) | (lane_counts == self._specials[cache_key][: len(lane_counts)])).all())
 
     def end(self, lanes: Lanes) -> None:
         """Marks the threads `lanes` as ended."""
         self.alive[lanes] = False
-        for key in ("alive 32", "alive 128"):
-            self._specials.pop(key, None)
+        for cache_key in ("alive 32", "alive 128"):
+            self._specials.pop(cache_key, None)
 
     def time(self, name: str) -> Any:
         """Returns the number of basic blocks that have run, as a clock.  Kernels may rely only on its growth."""

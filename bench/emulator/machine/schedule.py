@@ -42,10 +42,10 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
     mask = member_mask(context, instruction)
     group = context.group
     for warp in np.unique(context.warps):
-        start = int(warp) * 32
+        lane_0 = int(warp) * 32
         present_lanes = context.lanes[context.warps == warp]
         mask_bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        required_lanes = {start + bit for bit in range(32) if mask_bits >> bit & 1 and group.alive[start + bit]}
+        required_lanes = {lane_0 + bit for bit in range(32) if mask_bits >> bit & 1 and group.alive[lane_0 + bit]}
         if not required_lanes <= set(map(int, present_lanes)):
             return False
     return True
@@ -83,7 +83,7 @@ class Schedule:
             return [LaneContext(self.group, lanes, [None] * count, 0)]
         lane_sets = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
         if self._random is not None:
-            lane_sets = [subset for lane_set in lane_sets for subset in self._cut(lane_set)]
+            lane_sets = [warp_subset for lane_set in lane_sets for warp_subset in self._cut(lane_set)]
         return [LaneContext(self.group, lane_set, [None] * count, 0) for lane_set in lane_sets]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
@@ -172,16 +172,18 @@ class Schedule:
         """Returns whether other lanes should run next.  May first join two groups of lanes at one instruction."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
-        start = context.place
-        for peer in self.ready:
-            if peer.place == start and self._joinable(context, peer):
-                self.ready.remove(peer)
-                joined_context = merged([context, peer])
-                joined_context.steps = max(context.steps, peer.steps)
+        block_start = context.place
+        for other_context in self.ready:
+            if other_context.place == block_start and self._joinable(context, other_context):
+                self.ready.remove(other_context)
+                joined_context = merged([context, other_context])
+                joined_context.steps = max(context.steps, other_context.steps)
                 self.ready.append(joined_context)
                 context.size = 0
                 return True
-        return any(peer.place < start and peer.steps <= context.steps for peer in self.ready)
+        return any(
+            other_context.place < block_start and other_context.steps <= context.steps for other_context in self.ready
+        )
 
     def _joinable(self, a: LaneContext, b: LaneContext) -> bool:
         if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
@@ -194,18 +196,18 @@ class Schedule:
         """Runs one basic block.  Returns whether the same lanes can also run their next block."""
         if not context.size:
             return False
-        start, program = context.place, self.program
-        if start >= program.size:  # the context waited at the last instruction
+        entry, program = context.place, self.program
+        if entry >= program.size:  # the context waited at the last instruction
             self._end(context)
             return False
-        if program.together[start] > context.grain and not may_run(context, program.kernel.instructions[start]):
+        if program.together[entry] > context.grain and not may_run(context, program.kernel.instructions[entry]):
             self.meeting.append(context)
-            self._meet(start)
+            self._meet(entry)
             return False
         run = self.group.run
-        run.count(start, context.grain, context.size)
+        run.count(entry, context.grain, context.size)
         try:
-            next_place = program.function(start, context.grain)(context, context.registers)
+            next_place = program.function(entry, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
         if next_place >= program.size:
@@ -215,24 +217,25 @@ class Schedule:
             context.place = next_place
             return True
         if next_place == SPLIT:
-            for child in context.children:
-                child.steps = context.steps
-            self.ready += [child for child in context.children if child.place < program.size]
-            for child in context.children:
-                if child.place >= program.size:
-                    self._end(child)
+            for child_context in context.children:
+                child_context.steps = context.steps
+            self.ready += [child_context for child_context in context.children if child_context.place < program.size]
+            for child_context in context.children:
+                if child_context.place >= program.size:
+                    self._end(child_context)
         elif next_place != PARKED:
             raise AssertionError(f"a block returned {next_place}")
         return False
 
     def _end(self, context: LaneContext) -> None:
         self.group.end(context.lanes)
-        for peer in (*self.ready, *self.meeting):
-            peer.regrain()
+        for other_context in (*self.ready, *self.meeting):
+            other_context.regrain()
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins groups of lanes that wait at instruction `place`, or at any.  Returns whether any can continue."""
+        """Joins groups of lanes that wait for each other at instruction `place`, or at each instruction if `place` is
+        None.  Returns whether any can continue."""
         has_resumed = False
         positions = {context.place for context in self.meeting} if place is None else {place}
         for position in positions:
@@ -249,7 +252,8 @@ class Schedule:
         return has_resumed
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Returns lists of contexts (groups of lanes).  Contexts of the same warp or warpgroup share a list."""
+        """Returns lists of contexts (groups of lanes).  Contexts with lanes of the same warp (`need` 32) or of the same
+        warpgroup (`need` 128) are in one list."""
         context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))

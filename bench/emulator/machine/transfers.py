@@ -100,8 +100,8 @@ class Transfers:
         if not self._loads:
             return False
         signalling_copies = list(self._loads)
-        index = self._random.randrange(len(signalling_copies)) if self._random is not None else 0
-        self._finish(signalling_copies[index])
+        copy_index = self._random.randrange(len(signalling_copies)) if self._random is not None else 0
+        self._finish(signalling_copies[copy_index])
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
@@ -163,8 +163,9 @@ class Transfers:
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns a limit for each lane.  Copy groups of the lane with numbers below the limit must finish.  `lanes`
-        get `limit`, or infinity if `limit` is None.  Other lanes get -1."""
+        """Returns a limit for each lane: the lane's copy groups with numbers below it must finish.  For `lanes` it is
+        `limit`, or infinity if `limit` is None.  For other lanes it is -1, so none must finish.
+        """
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits

@@ -55,14 +55,14 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     The field is extended with zeros, or with its sign if `a` is signed.  Only the low 8 bits of `position` and `length`
     count.  A field that extends past the highest bit takes its sign from that bit.  An empty field is 0."""
     word_dtype = UNSIGNED[a.itemsize]
-    start, count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
+    start_bit, bit_count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     if not is_signed(a):
-        return (a >> start) & _ones(count)
+        return (a >> start_bit) & _ones(bit_count)
     width = word_dtype.type(8 * a.itemsize)
-    bits_above = width - np.minimum(start + count, width)
-    dropped_bits = np.minimum(start + bits_above, width - word_dtype.type(1))
+    bits_above = width - np.minimum(start_bit + bit_count, width)
+    dropped_bits = np.minimum(start_bit + bits_above, width - word_dtype.type(1))
     extracted_bits = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
-    return pick(count == 0, a.dtype.type(0), extracted_bits)
+    return pick(bit_count == 0, a.dtype.type(0), extracted_bits)
 
 
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
@@ -70,9 +70,9 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
     Only the low 8 bits of `position` and `length` count.  Bits past the highest bit are dropped."""
     word_dtype = UNSIGNED[a.itemsize]
-    start, count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
-    mask = _ones(count) << start
-    return (b & ~mask) | ((a << start) & mask)
+    start_bit, bit_count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
+    field_mask = _ones(bit_count) << start_bit
+    return (b & ~field_mask) | ((a << start_bit) & field_mask)
 
 
 def _ones(count: Value) -> Value:
@@ -101,8 +101,8 @@ def clz(a: Value) -> Value:
 def _bit_length(a: Value) -> Value:
     if a.itemsize < 8:
         return _float_length(a)
-    high = (a >> np.uint64(32)).astype(np.uint32)
-    return pick(high != 0, _float_length(high) + _WORD_BITS, _float_length(a.astype(np.uint32)))
+    high_word = (a >> np.uint64(32)).astype(np.uint32)
+    return pick(high_word != 0, _float_length(high_word) + _WORD_BITS, _float_length(a.astype(np.uint32)))
 
 
 def _float_length(a: Value) -> Value:
@@ -211,7 +211,9 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
-    """Splits the selector of `prmt` into moves `(from_b, distance, mask)` and sign bytes `(from_b, byte, place)`."""
+    """Splits the selector of `prmt` into two lists.  A move `(from_b, distance, mask)` shifts the bytes of one operand
+    by `distance` bytes to `mask`.  A sign byte `(from_b, byte, place)` fills byte `place` of the result with the sign
+    of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_moves = []
     for position in range(4):
@@ -220,8 +222,8 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
         if nibble & 8:
             sign_moves.append((from_b, byte, position))
         else:
-            key = (from_b, position - byte)
-            mask_by_move[key] = mask_by_move.get(key, 0) | (0xFF << (8 * position))
+            move_key = (from_b, position - byte)
+            mask_by_move[move_key] = mask_by_move.get(move_key, 0) | (0xFF << (8 * position))
     return [(from_b, distance, mask) for (from_b, distance), mask in mask_by_move.items()], sign_moves
 
 

@@ -76,7 +76,7 @@ def full(x: Value) -> bool:
 
 
 def parts(x: Value, dtype: Any) -> Value:
-    """Splits each element into k words of `dtype`, the lowest first.  The result is `[n, k]`, or `[k]` for a scalar."""
+    """Splits each element into its words of `dtype`, the lowest first: `[n, k]` for k words, `[k]` for a scalar."""
     return np.asarray(x)[..., None].view(dtype)
 
 
@@ -120,15 +120,15 @@ def flush(x: Value) -> Value:
 
 def saturate(x: Value) -> Value:
     """Applies PTX's `.sat`: clamps a float32 or float64 to [0, 1].  NaN and -0 become +0."""
-    zero = _ZERO_BY_SIZE[x.itemsize]
+    typed_zero = _ZERO_BY_SIZE[x.itemsize]
     # NumPy may return either +0 or -0; its sum with +0 is +0.
-    return np.fmin(np.fmax(x, zero), _ONE_BY_SIZE[x.itemsize]) + zero
+    return np.fmin(np.fmax(x, typed_zero), _ONE_BY_SIZE[x.itemsize]) + typed_zero
 
 
 def rectify(x: Value) -> Value:
     """Applies PTX's `.relu` to a float32 or float64: negative values and -0 become +0.  NaN stays NaN."""
-    zero = _ZERO_BY_SIZE[x.itemsize]
-    return np.maximum(x, zero) + zero
+    typed_zero = _ZERO_BY_SIZE[x.itemsize]
+    return np.maximum(x, typed_zero) + typed_zero
 
 
 def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
@@ -165,14 +165,14 @@ def narrow_odd(x: Value) -> Value:
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
     """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then has no extra error.
 
-    If operands with different signs have the exact sum 0, the result is -0 for `rm`, and +0 for all other modes."""
+    An exact sum 0 of operands with different signs is -0 if `rounding` is `rm`, and +0 in all other modes."""
     total = a + b
     b_virtual = total - a
-    error = (a - (total - b_virtual)) + (b - b_virtual)
-    is_inexact = np.abs(error) > 0
+    sum_error = (a - (total - b_virtual)) + (b - b_virtual)
+    is_inexact = np.abs(sum_error) > 0
     if some(is_inexact):
         bits = total.view(np.uint64)
-        odd_bits = (bits - ((error < 0) != (total < 0))) | np.uint64(1)
+        odd_bits = (bits - ((sum_error < 0) != (total < 0))) | np.uint64(1)
         total = pick(is_inexact, odd_bits.astype(np.uint64), bits).view(np.float64)
     if rounding == "rm":
         total = pick((total == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), total)
@@ -190,5 +190,5 @@ def canonical(x: Value) -> Value:
 def with_sign(x: Value, sign: Value) -> Value:
     """Returns the float `x` with the sign bit of `sign`.  `sign` is an unsigned integer of the same size."""
     dtype = UNSIGNED[x.itemsize]
-    mask = dtype.type(1 << (8 * x.itemsize - 1))
-    return ((x.view(dtype) & ~mask) | (sign & mask)).view(x.dtype)
+    sign_mask = dtype.type(1 << (8 * x.itemsize - 1))
+    return ((x.view(dtype) & ~sign_mask) | (sign & sign_mask)).view(x.dtype)

@@ -44,12 +44,12 @@ _SPLIT_FACTOR = np.float64(2**27 + 1)
 
 def round_fraction(value: Fraction, rounding: str) -> float:
     """Rounds a nonzero rational number once, to a float64.  Overflow follows IEEE 754 for the rounding mode."""
-    sign, size = (-1 if value < 0 else 1), abs(value)
-    exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    if size < Fraction(2) ** exponent:
+    sign, magnitude = (-1 if value < 0 else 1), abs(value)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if magnitude < Fraction(2) ** exponent:
         exponent -= 1
     last_exponent = max(exponent - _SIGNIFICAND_BITS + 1, _MIN_EXPONENT)
-    scaled_value = size / Fraction(2) ** last_exponent
+    scaled_value = magnitude / Fraction(2) ** last_exponent
     quotient, remainder = divmod(scaled_value.numerator, scaled_value.denominator)
     if remainder and _away(rounding, sign, quotient, 2 * remainder, scaled_value.denominator):
         quotient += 1
@@ -100,17 +100,17 @@ def exact_square_root(a: float, rounding: str) -> float:
         return float(np.sqrt(np.float64(a)))
     # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
     numerator, denominator = a.as_integer_ratio()
-    shift = 64 + denominator.bit_length()
-    scaled_square = (numerator << (2 * shift)) // denominator
+    scale_bits = 64 + denominator.bit_length()
+    scaled_square = (numerator << (2 * scale_bits)) // denominator
     root = math.isqrt(scaled_square)
-    is_inexact = root * root != scaled_square or scaled_square * denominator != numerator << (2 * shift)
-    return round_fraction(Fraction(2 * root + is_inexact, 2 << shift), rounding)
+    is_inexact = root * root != scaled_square or scaled_square * denominator != numerator << (2 * scale_bits)
+    return round_fraction(Fraction(2 * root + is_inexact, 2 << scale_bits), rounding)
 
 
 def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
     """Calls `function` once per lane, with the lane's float64 operands and the rounding mode.  Returns the results."""
     broadcast_operands = np.broadcast_arrays(*operands)
-    values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in broadcast_operands), strict=True)]
+    values = [function(*lane, rounding) for lane in zip(*(x.ravel().tolist() for x in broadcast_operands), strict=True)]
     return np.array(values, np.float64).reshape(broadcast_operands[0].shape)[()]
 
 
@@ -162,8 +162,8 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes an instruction in the mode `rounding`.  For rn, calls `nearest`.  For other modes, calls `exact` if the
-    operands are float64.  If they are float32, rounds the float64 result of `wide`."""
+    """Computes an instruction in the mode `rounding`: by `nearest` for rn, else by `exact` for float64 operands.  For
+    float32 operands in modes other than rn, rounds the float64 result of `wide`."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -201,9 +201,9 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     Lanes that cannot overflow or underflow use error-free transformations and one rounding to odd (Boldo and Melquiond
     2008).  All other lanes use rational arithmetic."""
     product, product_error = _product_and_error(a, b)
-    high, low = _sum_and_error(c, product_error)
-    total, total_error = _sum_and_error(product, high)
-    result = total + odd_sum(low, total_error)
+    addend_sum, addend_error = _sum_and_error(c, product_error)
+    total, total_error = _sum_and_error(product, addend_sum)
+    result = total + odd_sum(addend_error, total_error)
     size = np.abs(product)
     is_in_range = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
     is_in_range &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
@@ -233,9 +233,9 @@ def _redone(function: Callable[..., float], where: Value, result: Value, *operan
     """Returns `result`, with the lanes of the mask `where` recomputed by `function` and rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
-    rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
+    chosen_operands = [np.broadcast_to(x, result.shape)[where] for x in operands]
     new_result = result.copy()
-    new_result[where] = exact_lanes(function, "rn", *rows)
+    new_result[where] = exact_lanes(function, "rn", *chosen_operands)
     return new_result
 
 

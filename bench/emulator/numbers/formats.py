@@ -5,9 +5,9 @@ of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has flo
 `encode` returns a tf32 as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is
 448.  The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
-`cvt` takes PTX's type names.  Its values have these NumPy types: an integer has the same width, signed or unsigned as
-in PTX.  f32 is float32, and f64 is float64.  f16, bf16 and pairs of fp8 are bits in a uint16.  tf32 and all other
-packed pairs are bits in a uint32.  If a value is wider than its PTX type, `cvt` converts the low bits of the value.
+`cvt` takes PTX's type names.  The values are NumPy's: s32 is int32, u8 is uint8, f32 is float32 and f64 is float64.  A
+uint16 holds the bits of an f16, of a bf16, or of a pair of fp8.  A uint32 holds the bits of a tf32, or of any other
+pair.  If a value has more bits than its PTX type, `cvt` converts only the low bits.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def get_format(name: str) -> Format:
 def _table(form: Format) -> np.ndarray:
     """Returns the float32 values of all 8-bit codes of a format, indexed by the code: shape `[256]`."""
     codes = np.arange(256, dtype=np.int64)
-    size = codes & 0x7F
-    exponent, mantissa = size >> form.mantissa, size & ((1 << form.mantissa) - 1)
+    magnitude_codes = codes & 0x7F
+    exponent, mantissa = magnitude_codes >> form.mantissa, magnitude_codes & ((1 << form.mantissa) - 1)
     is_normal = exponent > 0
     mantissa_range = 1 << form.mantissa
     value = np.ldexp(mantissa + is_normal * mantissa_range, np.maximum(exponent, 1) - form.bias - form.mantissa)
-    value = np.where(size > form.overflow, np.nan, np.where(size == form.overflow, np.inf, value))
+    value = np.where(magnitude_codes > form.overflow, np.nan, np.where(magnitude_codes == form.overflow, np.inf, value))
     if form.overflow == form.nan:
         value[form.nan :: 128] = np.nan
     return np.where(codes >= 128, -value, value).astype(np.float32)
@@ -152,7 +152,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Rounds the bits of a float32 before its last `count` bits are dropped.  The caller drops these bits."""
+    """Rounds the bits of a float32 at bit `count`.  The caller then drops the last `count` bits."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
@@ -179,8 +179,8 @@ def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     """Encodes float32 values to 8-bit codes by a table.  The upper 16 bits of the float32 index this table.
 
     If the lower 16 bits are not all 0, the last upper bit is set to 1 (round-to-odd).  The upper bits hold a
-    significand of 8 bits, at least two more than an 8-bit format has.  So the rounding in the table gives the correct
-    result."""
+    significand of 8 bits; that of an 8-bit format has at most 4.  Two bits more are enough for round-to-odd, so the
+    table's rounding is correct."""
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
 
@@ -219,8 +219,8 @@ def cvt(
 
     `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
     Without `rounding`, float results are rounded to nearest, and integer results toward zero.  For an integer result, a
-    float is clamped to the integer's range.  NaN then becomes the integer with only the highest bit set if `source` is
-    f64 or the integer has 64 bits, and 0 otherwise.  Raises `ValueError` on a type or mode that PTX does not have."""
+    float is clamped to the integer's range.  If `source` is f64 or the integer has 64 bits, NaN becomes the integer
+    with only the highest bit set, else 0.  Raises `ValueError` on a type or mode that PTX does not have."""
     if source in INTEGER_DTYPES:
         value = _integer(x, INTEGER_DTYPES[source])
         if to in INTEGER_DTYPES:
@@ -276,9 +276,11 @@ def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
         raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
     bits = int(to[1:])
     min_value, max_value = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    mask = np.uint32((1 << bits) - 1)
-    high, low = (np.minimum(np.maximum(x.view(np.int32), min_value), max_value).view(np.uint32) & mask for x in (a, b))
-    packed_pair = (high << bits) | low
+    field_mask = np.uint32((1 << bits) - 1)
+    a_field, b_field = (
+        np.minimum(np.maximum(x.view(np.int32), min_value), max_value).view(np.uint32) & field_mask for x in (a, b)
+    )
+    packed_pair = (a_field << bits) | b_field
     return packed_pair if c is None else packed_pair | (c.view(np.uint32) << (2 * bits))
 
 
@@ -331,8 +333,8 @@ def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
     elif to == "f64" and x.itemsize < 8:
         result = x.astype(_F64)
     elif to == "f64":
-        high, low = _words(x)
-        result = floats.exact_lanes(floats.exact_fma, rounding, high, np.float64(1), low)
+        high_word, low_word = _words(x)
+        result = floats.exact_lanes(floats.exact_fma, rounding, high_word, np.float64(1), low_word)
     else:
         value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
         if to == "f32":

@@ -49,7 +49,7 @@ def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
 
 
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
-    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns product bits 31 to 0 (`high`: 47 to 16)."""
+    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns product bits 0-31, or 16-47 with `high`."""
     kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
     a, b = (((x << 8) >> 8).astype(kind) for x in (a, b))
     product = a * b
@@ -89,8 +89,8 @@ def div(a: Value, b: Value) -> Value:
     if not is_signed(a):
         quotient = a // b
     else:
-        size = unsigned(np.abs(a)) // unsigned(np.abs(b))
-        quotient = pick((a ^ b) < 0, np.negative(size), size).view(a.dtype)
+        quotient_magnitude = unsigned(np.abs(a)) // unsigned(np.abs(b))
+        quotient = pick((a ^ b) < 0, np.negative(quotient_magnitude), quotient_magnitude).view(a.dtype)
     return pick(is_zero, ~a.dtype.type(0), quotient) if some(is_zero) else quotient
 
 
@@ -100,8 +100,8 @@ def rem(a: Value, b: Value) -> Value:
     if not is_signed(a):
         remainder = a % b
     else:
-        size = unsigned(np.abs(a)) % unsigned(np.abs(b))
-        remainder = pick(a < 0, np.negative(size), size).view(a.dtype)
+        remainder_magnitude = unsigned(np.abs(a)) % unsigned(np.abs(b))
+        remainder = pick(a < 0, np.negative(remainder_magnitude), remainder_magnitude).view(a.dtype)
     return pick(is_zero, ~a.dtype.type(0), remainder) if some(is_zero) else remainder
 
 
@@ -153,7 +153,7 @@ def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
 
 
 def dp2a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
-    """Runs `dp2a`: adds `c` to the dot product of both halves of `a` and two bytes of `b` (`high`: the upper two)."""
+    """Runs `dp2a`: adds `c` to the dot product of `a`'s halves and `b`'s lower two bytes (upper two with `high`)."""
     b_bytes = _wide_parts(b, 1, b_signed)[..., 2:] if high else _wide_parts(b, 1, b_signed)[..., :2]
     return unsigned(c) + _dot(_wide_parts(a, 2, a_signed), b_bytes)
 
@@ -185,6 +185,6 @@ def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _NO_CARRY
     """Runs `mad.cc`, or `madc.cc` with a `carry`: adds `c` to the lower half of `a * b`, or to the upper half with
     `high`.
 
-    The upper half differs between signed and unsigned operands, so `a` and `b` keep their type."""
+    The upper half depends on whether `a` and `b` are signed, so they must have the instruction's type."""
     product = mul_hi(a, b) if high else unsigned(a) * unsigned(b)
     return add_carry(product, c, carry)

@@ -1,17 +1,19 @@
 """Records the order of the work of a grid's CTAs, as sets of epochs.  Few CTAs ever synchronise, so sets are enough.
 
-An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is the work of an actor between two
-of its releases; for a warp, between two ticks of its clock.  Epochs are numbered over the grid in order of their start;
-0 means no epoch.  A set of epochs is an integer with one bit per epoch.  An actor knows an epoch if the epoch is
-ordered before the actor's next access.
+An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is a period of an actor's work.  A
+CTA's epoch ends at a release.  A warp's epoch ends when the warp's clock advances.  Epochs are numbered over the grid
+in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit per epoch.  An actor knows an
+epoch if the epoch is ordered before the actor's next access.
 
 CTAs synchronise through atomics, strong loads and strong stores on the same global address (PTX ISA 8.7, section
 "Memory Consistency Model").  A release is an access with .release, or an access after a fence.  An acquire is an access
 with .acquire, or an access before a fence.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
-.cluster scope (`near`) order only CTAs of one cluster, so their releases are stored separately.  A warp releases its
-own actions, and the actions of other warps of its CTA up to their last barrier.  Other warps learn of an acquire by a
-barrier too.  `attach` takes the `VectorClocks` that record these barriers; CTAs of a cluster share them.  Without
-`VectorClocks`, a whole CTA is one actor.
+.cluster scope (`near`) order only CTAs of one cluster, so their releases are stored separately.
+
+A warp's release covers its own work, and the work of its CTA's other warps before their last common barrier.  After an
+acquire by one warp, the other warps know the acquired epochs from the next barrier on.  `attach` takes the
+`VectorClocks` that record these barriers; CTAs of a cluster share them.  Without `VectorClocks`, a whole CTA is one
+actor.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _CLOSED_EPOCH = -1
 
 
 class _Log:
-    """Stores the epochs (periods of work) that each warp of a CTA knows, with the clock value when it learned them."""
+    """Stores which epochs (periods of work) each warp of a CTA knows, and since which value of the warp's clock."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
@@ -46,12 +48,12 @@ class _Log:
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """Returns the union of sets that warps learned before their limits.  `limits` has a clock value per warp."""
+        """Returns the union of the epochs that each warp learned before its clock value in `limits` (one per warp)."""
         known_epochs = 0
         for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
-            count = bisect_left(clocks, clock_limit)
-            if count:
-                known_epochs |= epoch_sets[count - 1]
+            sets_before = bisect_left(clocks, clock_limit)
+            if sets_before:
+                known_epochs |= epoch_sets[sets_before - 1]
         return known_epochs
 
 
@@ -75,12 +77,12 @@ class CtaOrder:
 
     def restart(self) -> None:
         """Clears all state before the next grid begins."""
-        count = self.ctas * self.warps
-        self.current: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        actor_count = self.ctas * self.warps
+        self.current: npt.NDArray[np.int32] = np.zeros(actor_count, np.int32)
         """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]
         """By epoch, the CTA that the epoch belongs to."""
-        self._since: npt.NDArray[np.int64] = np.full(count, _CLOSED_EPOCH, np.int64)
+        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_EPOCH, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: the CTA's vector clocks, its slot in the clocks, and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
@@ -98,9 +100,9 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with vector clocks: its warps are the warps `first`, `first + 1`, ... of `slot` in `clocks`.
+        """Connects `cta` with `clocks`.  There, the CTA's warps are the warps `first`, `first + 1`, ... of `slot`.
 
-        CTAs of a cluster share a slot.  They all pass the same CTA of the cluster as `leader`."""
+        CTAs of a cluster share a slot.  As `leader`, they all pass the number of the same CTA of their cluster."""
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader

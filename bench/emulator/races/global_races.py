@@ -88,7 +88,7 @@ class Touched:
                 self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Int32Array, instruction: int) -> None:
-        """Replaces the sets of the granules `cells` (n, k).  `numbers` (n,) has each lane's new set as a number."""
+        """Replaces the sets of the granules `cells` (n, k).  `numbers` (n,) gives the number of each lane's new set."""
         self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
@@ -99,7 +99,7 @@ class Touched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Allocates the tables at the first access, because most grids need only two of the five kinds of access."""
+        """Allocates the tables at the first touch (access), because most grids need only two of the five kinds."""
         if self.untouched:
             self.untouched = False
             self.sets: Int32Array = np.zeros(self._count, np.int32)
@@ -131,8 +131,8 @@ class GlobalRaces(CtaOrder):
     def restart(self) -> None:
         """Begins another grid.  All accesses so far are ordered before the new grid."""
         super().restart()
-        count = int(((self._ends - self._bases) >> self._shift).sum())
-        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(count) for _ in range(5))
+        granule_count = int(((self._ends - self._bases) >> self._shift).sum())
+        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(granule_count) for _ in range(5))
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
@@ -148,8 +148,8 @@ class GlobalRaces(CtaOrder):
         allocation_ends = np.append(self._ends[~is_overlapping], max(end, *self._ends[is_overlapping], end))
         sort_order = allocation_bases.argsort()
         self._bases, self._ends = allocation_bases[sort_order], allocation_ends[sort_order]
-        sizes = self._ends - self._bases
-        self._moves = np.cumsum(sizes) - sizes - self._bases
+        allocation_sizes = self._ends - self._bases
+        self._moves = np.cumsum(allocation_sizes) - allocation_sizes - self._bases
         self.restart()
 
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
@@ -174,7 +174,7 @@ class GlobalRaces(CtaOrder):
         """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  `old` is a function that returns the earlier values; it is called only at a
-        race.  With both arguments, a race is marked if the write leaves the value unchanged."""
+        race.  With `values` and `old`, the race's `same_value` tells whether the write left the value unchanged."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for race_kind, touched_cells in (
             ("write-write", self._writes),
@@ -193,7 +193,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Records an atomic operation of lanes, with the arguments of `read`.  Only `synchronise` gives an order.
+        """Records an atomic operation of lanes, with the arguments of `read`.  It orders nothing; `synchronise` does.
 
         An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
@@ -216,10 +216,10 @@ class GlobalRaces(CtaOrder):
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
         """Returns the indices of the k granules of each access: (n, k).  Granules are numbered over all allocations."""
-        count = width >> self._shift or 1
-        granule_offsets = self._spans.get(count)
+        granules_per_access = width >> self._shift or 1
+        granule_offsets = self._spans.get(granules_per_access)
         if granule_offsets is None:
-            granule_offsets = self._spans[count] = np.arange(count)
+            granule_offsets = self._spans[granules_per_access] = np.arange(granules_per_access)
         flat_addresses = addresses.astype(np.int64, copy=False)
         address_shifts = self._moves.take(self._bases.searchsorted(flat_addresses, side="right") - 1)
         return ((flat_addresses + address_shifts) >> self._shift)[:, None] + granule_offsets
@@ -247,15 +247,19 @@ class GlobalRaces(CtaOrder):
             return
         lanes, columns = np.nonzero(is_other_set)
         pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_other_set], return_inverse=True)
-        unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs]
-        if not any(unknown):
+        unknown_epochs = [
+            self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs
+        ]
+        if not any(unknown_epochs):
             return
         same_value = np.zeros(actors.size, np.bool_)
         if values is not None and old is not None:
             same_value = equal(chosen(values, last_of(cells[:, 0] << 32 | actors)), old(), actors.size)
-        keys = touched.instructions[cells[is_other_set]].astype(np.int64) << 32 | inverse_index << 1 | same_value[lanes]
-        for first_index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
-            remaining_epochs = unknown[int(inverse_index[first_index])]
+        race_keys = (
+            touched.instructions[cells[is_other_set]].astype(np.int64) << 32 | inverse_index << 1 | same_value[lanes]
+        )
+        for first_index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
+            remaining_epochs = unknown_epochs[int(inverse_index[first_index])]
             if remaining_epochs:
                 lane, cell = int(lanes[first_index]), int(cells[lanes[first_index], columns[first_index]])
                 owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
@@ -267,10 +271,10 @@ class GlobalRaces(CtaOrder):
         """Reports races between CTAs that write the same granule in the same instruction."""
         own_sets = self._sets.of_epochs(epochs)
         first_cells = cells[:, 0]
-        lost_mask = self._writes.sets.take(first_cells) != own_sets
-        if not lost_mask.any():
+        is_overwritten = self._writes.sets.take(first_cells) != own_sets
+        if not is_overwritten.any():
             return
-        losers = np.flatnonzero(lost_mask)
+        losers = np.flatnonzero(is_overwritten)
         # A granule keeps the write of its last lane.
         last_lanes = last_of(first_cells)[losers]
         ctas = actors // self.warps
@@ -281,16 +285,20 @@ class GlobalRaces(CtaOrder):
             kept_lanes = last_of(first_cells << 32 | ctas)[losers]
             same_value = equal(chosen(values, kept_lanes), chosen(values, last_lanes), losers.size)
         for keeps_value in (False, True):
-            hits = np.flatnonzero(same_value == keeps_value)
-            if hits.size:
-                index = int(hits[0])
-                first_cta, second_cta = (int(actors[lane]) // self.warps for lane in (losers[index], last_lanes[index]))
-                cell = int(first_cells[losers[index]])
-                self._add("write-write", instruction, instruction, first_cta, second_cta, cell, keeps_value, hits.size)
+            race_indices = np.flatnonzero(same_value == keeps_value)
+            if race_indices.size:
+                first_race = int(race_indices[0])
+                first_cta, second_cta = (
+                    int(actors[lane]) // self.warps for lane in (losers[first_race], last_lanes[first_race])
+                )
+                cell = int(first_cells[losers[first_race]])
+                self._add(
+                    "write-write", instruction, instruction, first_cta, second_cta, cell, keeps_value, race_indices.size
+                )
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
         flat_address = cell << self._shift
         allocation_index = int((self._bases + self._moves).searchsorted(flat_address, side="right")) - 1
         address = flat_address - int(self._moves[allocation_index])
-        names = f"CTA {owner}", f"CTA {cta}"
-        self.findings.add(Race("global", kind, first, second, *names, address, -1, same_value=same, count=count))
+        cta_names = f"CTA {owner}", f"CTA {cta}"
+        self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, same_value=same, count=count))

@@ -38,7 +38,7 @@ class Race:
 
     @property
     def harmless(self) -> bool:
-        """Returns whether two CTAs, or one instruction, stored the same value twice.  Compilers generate such code."""
+        """Returns whether two CTAs, or one instruction, stored equal values.  Compilers generate such code."""
         between_ctas = self.space == "global" and self.kind == "write-write"
         return self.same_value and (between_ctas or self.first == self.second)
 
@@ -58,12 +58,12 @@ class Findings:
 
     def add(self, race: Race) -> None:
         """Stores `race`.  If an equal race is stored already, only adds the count of `race` to the stored count."""
-        key = (race.kind, race.first, race.second, race.proxy, race.same_value)
-        earlier_race = self._by_key.get(key)
+        race_key = (race.kind, race.first, race.second, race.proxy, race.same_value)
+        earlier_race = self._by_key.get(race_key)
         if earlier_race is not None:
             earlier_race.count += race.count
         elif race.harmless or self._harmful < self._limit:
-            self._by_key[key] = race
+            self._by_key[race_key] = race
             self.races.append(race)
             self._harmful += not race.harmless
         else:

@@ -82,7 +82,9 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Returns the stamps that are not below the limits `known` (n or 1, actors).  Returns None if all are below."""
+        """Returns the stamps that are not ordered before the accesses of `cells`, or None if there are none.
+
+        A stamp is ordered if it is below its actor's limit in `known` (n or 1, actors)."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -110,10 +112,10 @@ class Shadow:
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
         """Returns the granules and memory blocks of n accesses of `width` bytes at `addresses` (n,)."""
-        count = width >> self.shift
-        granule_offsets = self._spans.get(count)
+        granules_per_access = width >> self.shift
+        granule_offsets = self._spans.get(granules_per_access)
         if granule_offsets is None:
-            granule_offsets = self._spans[count] = np.arange(count)
+            granule_offsets = self._spans[granules_per_access] = np.arange(granules_per_access)
         flat_addresses = addresses.astype(np.int64, copy=False)
         return Cells((flat_addresses >> self.shift)[:, None] + granule_offsets, flat_addresses >> BLOCK_SHIFT)
 
@@ -147,7 +149,9 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Returns the last writes that are not ordered before the accesses.  For an mbarrier, INIT order is enough."""
+        """Returns the last writes that are not ordered before the accesses.
+
+        With `of_mbarrier`, the order of mbarrier inits (INIT in `vector_clocks.py`) is enough."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
@@ -168,11 +172,11 @@ class Lanes:
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns, per stamp (m,), whether only a proxy fence is missing: never in the generic proxy, so all false."""
+        """Returns, per stamp (m,), whether only a proxy fence is missing.  All are false: none is needed here."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Returns accesses of the instruction that another overwrites, and for each the last access to its granule.
+        """Returns the accesses that a later lane of the instruction overwrites, and for each of them the last lane.
 
         Returns None if there are none.  All accesses have one width and aligned addresses.  So they overlap completely
         or not at all, and comparing their first granules is enough."""
@@ -200,7 +204,9 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """Returns the last writes that are not ordered before the operation.  `plane` is ASYNC, GENERIC or INIT."""
+        """Returns the last writes that are not ordered before the operation.
+
+        The needed kind of order is `plane`: ASYNC, GENERIC or INIT (see `vector_clocks.py`)."""
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
         return _late(is_late, self.cells, stamps) if is_late.any() else None
@@ -216,7 +222,7 @@ class Operation:
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns, per stamp (m,), whether only a proxy fence is missing: the stamp is ordered in the GENERIC plane."""
+        """Returns, per stamp (m,), whether only a proxy fence is missing: plain happens-before order exists."""
         known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR_MASK)
         is_ordered: Bools = late.stamps < known_stamps
         return is_ordered
@@ -272,8 +278,8 @@ def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
     with np.errstate(invalid="ignore", over="ignore"):
         a, b = a.astype(np.float64), b.astype(np.float64)
         # Not each value's own size: a sum that cancels keeps the rounding of its terms.
-        scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
-        is_near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * scale)).all(1)
+        largest_magnitude = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
+        is_near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * largest_magnitude)).all(1)
     return is_near
 
 
@@ -288,8 +294,8 @@ def _registers(values: Values) -> Sequence[Value]:
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
     """Returns the bits of a value as unsigned words: (n or 1, words)."""
-    column = _columns(value)
-    words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
+    value_column = _columns(value)
+    words: npt.NDArray[np.unsignedinteger] = value_column.view(f"u{min(value_column.itemsize, 8)}")
     return words
 
 

@@ -2,9 +2,9 @@
 
 The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
 reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane.  If
-two warps write one address, the values of their last lanes are compared.  The reason: since Triton 3.8, all warps that
-hold a row store the row's sum.  A fused multiply-add rounds this sum differently in each lane.  Order is tracked per
-warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
+two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all warps
+that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each lane.
+Order is tracked per warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
 
 A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`.
 `width` is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.
@@ -45,12 +45,12 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Detects races on the shared memory of `slots` CTAs (or of one cluster, with the CTAs `ctas`).
+    """Detects races on the shared memory of `slots` CTAs.  With `ctas`, detects them on one cluster of these CTAs.
 
     Each CTA (or the cluster) has `warps` warps and `size` bytes.  `granule_bytes`, a power of two up to 16, is the
-    width of the kernel's narrowest access.  `async_slots` is the number of a CTA's TMA loads that are tracked
-    separately.  At most `limit` different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024,
-    on another `granule_bytes`, and on too many actors per slot."""
+    width of the kernel's narrowest access.  Up to `async_slots` TMA loads of a CTA are told apart.  At most `limit`
+    different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024, on another `granule_bytes`,
+    and if a CTA (or the cluster) would have more than 4096 actors."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class SharedRaces(VectorClocks):
         """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
-        function that returns the earlier values; it is called only at a race.  With `old`, a race is marked if the
-        write leaves the value unchanged."""
+        function that returns the earlier values; it is called only at a race.  With `old`, the race's `same_value`
+        tells whether the write left the value unchanged."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -168,9 +168,9 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Records complete_tx: an asynchronous transfer arrives at an mbarrier.
 
-        The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, `fence_mbarrier_init` or
-        `fence_proxy_async` must give this order.  Triton 3.7 emits no such fence for a cluster of one CTA.
-        """
+        The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, an init counts as ordered
+        only after a `fence_mbarrier_init` or a `fence_proxy_async`.  Triton 3.7 emits no such fence for a cluster of
+        one CTA."""
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
@@ -179,15 +179,17 @@ class SharedRaces(VectorClocks):
 
         These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
-        offset = address % self.size
+        slot_offset = address % self.size
         for actor in self.unwaited(slot, warp, address):
-            load_name, user = self.name_of(actor), self.name_of(warp)
-            self.findings.add(Race("shared", "read-write", instruction, instruction, load_name, user, offset, slot))
+            load_name, warp_name = self.name_of(actor), self.name_of(warp)
+            self.findings.add(
+                Race("shared", "read-write", instruction, instruction, load_name, warp_name, slot_offset, slot)
+            )
 
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
     ) -> None:
-        for kind, late_stamps in (
+        for race_kind, late_stamps in (
             ("write-write", access.late_writes()),
             ("read-write", access.late(self._shadow.reads, self.readers)),
             ("write-write", access.late(self._shadow.atomics, self.warps)),
@@ -196,7 +198,7 @@ class SharedRaces(VectorClocks):
                 same_value = None
                 if values is not None and old is not None:
                     same_value = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
-                self._meet(access, late_stamps, kind, instruction, same_value)
+                self._meet(access, late_stamps, race_kind, instruction, same_value)
 
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
@@ -206,8 +208,8 @@ class SharedRaces(VectorClocks):
             return
         actors, is_ordered = access.actors_of(late), access.but_for_proxy(late)
         keeps_value = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
-        keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + keeps_value
-        for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+        race_keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + keeps_value
+        for index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
             slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
             stamp, second_actor = int(late.stamps[index]), self.name_of(int(actors[index]))
             first_instruction = (stamp & LOWER_MASK) >> ACTOR_BITS
@@ -242,21 +244,21 @@ class SharedRaces(VectorClocks):
         if values is not None:
             lost_values, won = chosen(values, losers), chosen(values, winners)
             same_value, is_near = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
-        for kind, keeps_value, mask in (
+        for race_kind, keeps_value, is_race in (
             ("write-write", True, is_across_warps & same_value),
             ("write-write", False, is_across_warps & ~same_value),
             ("lanes", False, ~is_across_warps & ~same_value & ~is_near & (values is not None)),
             ("rounding", False, ~is_across_warps & ~same_value & is_near),
         ):
-            if not mask.any():
+            if not is_race.any():
                 continue
-            index = int(mask.argmax())
+            index = int(is_race.argmax())
             slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
             first_actor, second_actor = (self.name_of(int(access.actors[lanes[index]])) for lanes in (losers, winners))
             self.findings.add(
                 Race(
                     "shared",
-                    kind,
+                    race_kind,
                     instruction,
                     instruction,
                     first_actor,
@@ -264,6 +266,6 @@ class SharedRaces(VectorClocks):
                     address,
                     slot,
                     same_value=keeps_value,
-                    count=int(mask.sum()),
+                    count=int(is_race.sum()),
                 )
             )

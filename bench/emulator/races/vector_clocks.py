@@ -1,14 +1,17 @@
 """Tracks the order of memory accesses by warps and asynchronous operations, with vector clocks.
 
-An actor is a warp or a stream of asynchronous operations.  The stamp of an access has its actor and the actor's clock.
-The access is ordered before all accesses by actors that know this clock value.  This is the idea of FastTrack (Flanagan
-and Freund, 2009).  Three kinds of order (planes) are kept apart.  GENERIC is plain happens-before.  ASYNC is the order
-before operations of the async proxy (TMA, wgmma).  They see a generic write only after a fence.proxy.async (PTX ISA
-8.7, sections "Proxies" and "membar/fence").  This fence copies GENERIC into ASYNC.  INIT is the order of mbarrier inits
-before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
+An actor is a warp or a stream of asynchronous operations.  Each actor has a clock.  The stamp of an access has its
+actor, the actor's clock and the instruction.  An actor knows an access if the access is ordered before the actor's next
+access.  The idea is that of FastTrack (Flanagan and Freund, 2009).  Three kinds of order (planes) are kept apart:
+
+- GENERIC is plain happens-before.
+- ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write only after a
+  fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence").  This fence copies GENERIC into ASYNC.
+- INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
 
 A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
-12 bits.  For each actor, a warp stores the smallest stamp that it does not know.  So the test is `stamp < known`.
+12 bits.  For each actor, a warp stores a limit `known`: the smallest stamp of this actor that the warp does not know.
+So an access is ordered if `stamp < known`.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
@@ -167,8 +170,8 @@ class VectorClocks:
 
     def acquire_async(self, slot: int, warps: IndexOrArray, transfer: AsyncOperation) -> None:
         """Records wait_group: the warps have waited for `transfer` and all earlier operations of its stream."""
-        cells = self.known[:, slot, _flat(warps), transfer.actor]
-        self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
+        known_limits = self.known[:, slot, _flat(warps), transfer.actor]
+        self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(known_limits, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: AsyncOperation, key: Hashable) -> None:
         """Records complete_tx: `transfer` arrives at `key`.  It releases its own actions, not what its issuer knows."""
@@ -198,8 +201,10 @@ class VectorClocks:
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
         """Returns the actors of TMA loads that arrived at `key` and that `warp` does not know to be complete."""
-        arrivals = self._object(slot, key).pending[GENERIC, self._pool :]
-        return [self._pool + int(i) for i in np.flatnonzero(arrivals > self.known[GENERIC, slot, warp, self._pool :])]
+        arrived_stamps = self._object(slot, key).pending[GENERIC, self._pool :]
+        return [
+            self._pool + int(i) for i in np.flatnonzero(arrived_stamps > self.known[GENERIC, slot, warp, self._pool :])
+        ]
 
     def never_awaited(self, slot: int) -> list[int]:
         """Returns the last stamps of the asynchronous operations that no warp of `slot` knows to be complete."""

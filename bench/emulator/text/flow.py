@@ -40,10 +40,10 @@ def family(instruction: Instruction) -> str:
 
 def lanes_together(instruction: Instruction) -> int:
     """Returns the number of lanes that must run together to execute an instruction: 128, 32 or 1."""
-    name = family(instruction)
-    if name in WARPGROUP:
+    opcode_family = family(instruction)
+    if opcode_family in WARPGROUP:
         return 128
-    return 32 if name in WARP else 1
+    return 32 if opcode_family in WARP else 1
 
 
 def waits(instruction: Instruction) -> bool:
@@ -70,13 +70,13 @@ class Flow:
         name = family(instruction)
         if name not in ("bra", "brx"):
             return (self.size,)
-        label = instruction.operands[-1]
-        if not isinstance(label, Label):
+        branch_label = instruction.operands[-1]
+        if not isinstance(branch_label, Label):
             raise PtxError(f"PTX: expected a label in {instruction.text!r}")
         if name == "bra":
-            return (self.kernel.labels[find_label(self.kernel.labels, label.name)],)
-        table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), label.name)]
-        return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
+            return (self.kernel.labels[find_label(self.kernel.labels, branch_label.name)],)
+        branch_table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), branch_label.name)]
+        return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in branch_table)
 
     def targets(self, number: int) -> tuple[int, ...]:
         """Returns the numbers of instructions that a branch may jump to.  A guarded branch may also fall through."""
@@ -119,19 +119,19 @@ class Flow:
         """Returns the live registers at the start of each basic block.  The basic blocks are for groups of 1 lane."""
         start_order = sorted(self.starts(1))
         blocks = {start: self.block(start, 1) for start in start_order}
-        gen: dict[int, set[int]] = {}
-        kill: dict[int, set[int]] = {}
+        used_by_block: dict[int, set[int]] = {}
+        defined_by_block: dict[int, set[int]] = {}
         for start, block in blocks.items():
-            gen_set, kill_set = set[int](), set[int]()
+            used_registers, defined_registers = set[int](), set[int]()
             for instruction in self.kernel.instructions[block.start : block.end]:
-                gen_set |= {register.index for register in uses(instruction)} - kill_set
+                used_registers |= {register.index for register in uses(instruction)} - defined_registers
                 if instruction.predicate is None:
-                    kill_set |= {register.index for register in definitions(instruction)}
+                    defined_registers |= {register.index for register in definitions(instruction)}
                 else:
                     # A guarded instruction may leave its result register unchanged, so the old value is needed.
-                    gen_set |= {register.index for register in definitions(instruction)} - kill_set
-            gen[start], kill[start] = gen_set, kill_set
-        live_registers = {start: frozenset(gen[start]) for start in start_order}
+                    used_registers |= {register.index for register in definitions(instruction)} - defined_registers
+            used_by_block[start], defined_by_block[start] = used_registers, defined_registers
+        live_registers = {start: frozenset(used_by_block[start]) for start in start_order}
         has_changed = True
         while has_changed:
             has_changed = False
@@ -139,7 +139,7 @@ class Flow:
                 live_after: set[int] = set()
                 for next_start in blocks[start].following:
                     live_after |= live_registers.get(next_start, frozenset())
-                live_before = frozenset(gen[start] | (live_after - kill[start]))
+                live_before = frozenset(used_by_block[start] | (live_after - defined_by_block[start]))
                 if live_before != live_registers[start]:
                     live_registers[start], has_changed = live_before, True
         return live_registers

@@ -59,13 +59,13 @@ def _sign(value: int) -> int:
 
 
 def _dtype(register: Register, votes: int) -> str:
-    width = DTYPES.get(register.type)
-    if width is None:
+    dtype_code = DTYPES.get(register.type)
+    if dtype_code is None:
         raise PtxError(f"PTX: expected a register of at most 64 bits, got {register.name} of .{register.type}")
-    if width == "?":
+    if dtype_code == "?":
         return "?"
-    size = width[1]
-    return f"f{size}" if votes > 0 and size in "48" else f"u{size}"
+    size_digit = dtype_code[1]
+    return f"f{size_digit}" if votes > 0 and size_digit in "48" else f"u{size_digit}"
 
 
 def _vote(instruction: Instruction, votes: list[int]) -> None:
@@ -96,8 +96,8 @@ def _plain(operand: Operand) -> list[Register]:
 
 
 def _links(instruction: Instruction) -> list[tuple[int, int]]:
-    target = instruction.operands[0]
-    if not isinstance(target, Register):
+    target_register = instruction.operands[0]
+    if not isinstance(target_register, Register):
         return []
-    sources = [item for item in instruction.operands[1:] if isinstance(item, Register)]
-    return [(target.index, item.index) for item in sources if item.type == target.type]
+    source_registers = [item for item in instruction.operands[1:] if isinstance(item, Register)]
+    return [(target_register.index, item.index) for item in source_registers if item.type == target_register.type]

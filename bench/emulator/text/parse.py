@@ -144,10 +144,10 @@ class Body:
 
     def _table(self, text: str) -> None:
         # The label before the table is its name, not a place in the code.
-        key = next(reversed(self.labels))
-        del self.labels[key]
+        table_label = next(reversed(self.labels))
+        del self.labels[table_label]
         names = [self._label_key(name) for name in split(text.removeprefix(".branchtargets"))]
-        self.tables[key] = tuple(names)
+        self.tables[table_label] = tuple(names)
 
     def _label_key(self, name: str) -> str:
         """Returns the label's name and all open scopes, the innermost first, as one text for `find_label`."""
@@ -180,7 +180,7 @@ class Body:
         match = _INSTRUCTION_PATTERN.match(text)
         if match is None:
             raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
-        negation, guard, opcode, operand_text = match.groups()
+        negation_mark, guard, opcode, operand_text = match.groups()
         predicate = None
         if guard is not None:
             resolved_guard = self._resolve(guard)
@@ -189,21 +189,21 @@ class Body:
             predicate = resolved_guard
         family = opcode.split(".")[0]
         if family == "call":
-            self._call(operand_text, text, predicate, negation == "!")
+            self._call(operand_text, text, predicate, negation_mark == "!")
             return
         if family == "ret" and self._ends:
             opcode = "bra.uni" if predicate is None else "bra"
-            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negation == "!", text)
+            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negation_mark == "!", text)
             return
         operands: tuple[syntax.Operand, ...]
         if family == "bra":
             operands = (syntax.Label(self._label_key(operand_text.strip())),)
         elif family == "brx":
-            index, table = split(operand_text)
-            operands = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
+            index_text, table_name = split(operand_text)
+            operands = (parse_operand(index_text, self._resolve), syntax.Label(self._label_key(table_name)))
         else:
             operands = tuple(parse_operand(item, self._resolve) for item in split(operand_text))
-        self._add(opcode, operands, predicate, negation == "!", " ".join(text.split()))
+        self._add(opcode, operands, predicate, negation_mark == "!", " ".join(text.split()))
 
     def _add(
         self,
@@ -236,8 +236,8 @@ class Body:
         parameters = [*split(function.returns), *split(function.parameters)]
         if len(parameters) != len(result_names) + len(arguments):
             raise syntax.PtxError(f"PTX: expected {len(parameters)} parameters and results of {name}, got {text!r}")
-        for parameter_text, value in zip(parameters, [*result_names, *arguments], strict=True):
-            parameter, actual_symbol = declared_variable(parameter_text), self._resolve(value)
+        for parameter_text, value_text in zip(parameters, [*result_names, *arguments], strict=True):
+            parameter, actual_symbol = declared_variable(parameter_text), self._resolve(value_text)
             if parameter is None or not isinstance(actual_symbol, syntax.Symbol):
                 raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
             variable_names[parameter.name] = actual_symbol.name
@@ -245,9 +245,9 @@ class Body:
 
     def _inline(self, function: Function, variables: dict[str, str]) -> None:
         self._count += 1
-        end = f"end of {function.name}@{self._count}"
+        end_label = f"end of {function.name}@{self._count}"
         self._calls.append(function.name)
-        self._ends.append(end)
+        self._ends.append(end_label)
         outer_scopes, old_place = self._scopes, self._place
         scope = self._new_scope()
         scope.variables |= variables
@@ -256,7 +256,7 @@ class Body:
         self._scopes, self._place = outer_scopes, old_place
         self._ends.pop()
         self._calls.pop()
-        self.labels[end] = len(self.instructions)
+        self.labels[end_label] = len(self.instructions)
 
 
 def find_label(labels: dict[str, int], name: str) -> str:
@@ -276,9 +276,9 @@ def parse(text: str) -> syntax.Module:
 
     Raises `PtxError` if the text is not PTX, or if its target is not Hopper."""
     bare_text = strip_comments(text)
-    version = re.search(r"^\s*\.version\s+([\d.]+)", bare_text, re.MULTILINE)
+    version_match = re.search(r"^\s*\.version\s+([\d.]+)", bare_text, re.MULTILINE)
     target_match = re.search(r"^\s*\.target\s+(\w+)", bare_text, re.MULTILINE)
-    if version is None or target_match is None:
+    if version_match is None or target_match is None:
         raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
     if target_match[1] not in TARGETS:
         raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target_match[1]}")
@@ -290,7 +290,7 @@ def parse(text: str) -> syntax.Module:
                 shared_variables[shared_variable.name] = shared_variable
     files = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}
-    module = syntax.Module(version[1])
+    module = syntax.Module(version_match[1])
     for function in functions:
         if function.is_entry:
             module.entries[function.name] = partial(_kernel, function, shared_variables, callable_functions, files)
@@ -329,12 +329,12 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Returns the maximum number of registers per thread that lets `.minnctapersm` CTAs fit on one SM."""
+    """Returns a thread's share of registers: the most that lets `.minnctapersm` CTAs fit on one SM."""
     min_ctas = _single(directives, "minnctapersm")
     if not min_ctas or block is None:
         return None
-    threads = -(-block[0] * block[1] * block[2] // 32) * 32
-    return min(REGISTERS // (min_ctas * threads) // 8 * 8, MAX_REGISTERS)
+    threads_per_cta = -(-block[0] * block[1] * block[2] // 32) * 32
+    return min(REGISTERS // (min_ctas * threads_per_cta) // 8 * 8, MAX_REGISTERS)
 
 
 def _single(directives: str, name: str) -> int | None:

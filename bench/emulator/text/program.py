@@ -83,29 +83,31 @@ class Program:
 
     def function(self, place: int, grain: int) -> BlockFunction:
         """Returns the function of the basic block that begins at instruction `place`, for groups of `grain` lanes."""
-        key = (place, grain)
-        if key not in self._functions:
-            self._functions[key] = self._generate(self.block(place, grain))
-        return self._functions[key]
+        block_key = (place, grain)
+        if block_key not in self._functions:
+            self._functions[block_key] = self._generate(self.block(place, grain))
+        return self._functions[block_key]
 
     def block(self, place: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at instruction `place`, for groups of `grain` lanes."""
-        key = (place, grain)
-        if key not in self._blocks:
-            self._blocks[key] = self.flow.block(place, grain)
-        return self._blocks[key]
+        block_key = (place, grain)
+        if block_key not in self._blocks:
+            self._blocks[block_key] = self.flow.block(place, grain)
+        return self._blocks[block_key]
 
     @cached_property
     def strong(self) -> dict[int, str]:
         """Returns the memory order (relaxed, acquire or release) of each strong load or store, by instruction number.
         Strong accesses do not race."""
-        orders = {}
+        order_by_number = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
                 for part in instruction.parts[1:]:
                     if part in _ORDER_OF:
-                        orders[instruction.number] = "relaxed" if "cta" in instruction.parts else _ORDER_OF[part]
-        return orders
+                        order_by_number[instruction.number] = (
+                            "relaxed" if "cta" in instruction.parts else _ORDER_OF[part]
+                        )
+        return order_by_number
 
     @cached_property
     def orders_ctas(self) -> bool:
@@ -123,15 +125,15 @@ class Program:
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """Returns each wgmma that lacks a fence, and the earlier access that needs it (None: the kernel's start)."""
+        """Returns each wgmma that lacks a fence, and the access that needs it, or None for the kernel's start."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Returns each instruction that overwrites a register that a wgmma may still read, with this wgmma."""
+        """Returns pairs: an instruction that overwrites a register, and a wgmma that may still read this register."""
         return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:
-        """Returns whether a CTA or cluster must run alone, because the kernel has an instruction of `SEQUENTIAL`."""
+        """Returns whether a CTA or cluster must run alone: the kernel has an instruction that `SEQUENTIAL` lists."""
         return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)

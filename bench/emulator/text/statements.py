@@ -76,8 +76,8 @@ def strip_comments(text: str) -> str:
 
 def statements(body: str) -> Iterator[Statement]:
     """Returns the statements of a body, in order."""
-    index, end = 0, len(body)
-    while index < end:
+    index, body_length = 0, len(body)
+    while index < body_length:
         if match := _WHITESPACE_PATTERN.match(body, index):
             index = match.end()
             continue
@@ -105,10 +105,10 @@ def split_module(text: str) -> tuple[list[str], list[Function]]:
     outer_texts: list[str] = []
     functions: list[Function] = []
     index = 0
-    while head := _ENTRY_PATTERN.search(text, index):
-        start = max(text.rfind(separator, index, head.start()) for separator in ";}\n") + 1
-        outer_texts.append(text[index : max(start, index)])
-        function, index = _function(text, head)
+    while header_match := _ENTRY_PATTERN.search(text, index):
+        header_start = max(text.rfind(separator, index, header_match.start()) for separator in ";}\n") + 1
+        outer_texts.append(text[index : max(header_start, index)])
+        function, index = _function(text, header_match)
         if function is not None:
             functions.append(function)
     remaining_text = text[index:]
@@ -145,23 +145,23 @@ def _skip(text: str, place: int) -> int:
 
 
 def _closing(text: str, place: int, pair: str) -> int:
-    depth = 0
+    nesting_depth = 0
     for character in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
-        depth += 1 if character[0] == pair[0] else -1
-        if not depth:
+        nesting_depth += 1 if character[0] == pair[0] else -1
+        if not nesting_depth:
             return character.start()
     raise syntax.PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
 
 
 def split(text: str) -> list[str]:
     """Splits a list of operands at the commas that are outside all brackets."""
-    split_items, depth, start = [], 0, 0
+    split_items, bracket_depth, start = [], 0, 0
     for index, character in enumerate(text):
         if character in "{[(":
-            depth += 1
+            bracket_depth += 1
         elif character in "}])":
-            depth -= 1
-        elif character == "," and not depth:
+            bracket_depth -= 1
+        elif character == "," and not bracket_depth:
             split_items.append(text[start:index].strip())
             start = index + 1
     split_items.append(text[start:].strip())
@@ -253,21 +253,25 @@ def declared_variable(text: str) -> syntax.Variable | None:
         return None
     space, declaration_text = declaration_match[1], _ATTRIBUTE_PATTERN.sub("", declaration_match[2])
     declarator, _, initial_text = declaration_text.partition("=")
-    align = re.search(r"\.align\s+(\d+)", declarator)
+    align_match = re.search(r"\.align\s+(\d+)", declarator)
     kind = re.search(r"\.([busf]\d+)\b", declarator)
     name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declarator.strip())
     if kind is None or name is None or kind[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a variable of a known type, got {text!r}")
-    width = syntax.TYPE_WIDTHS[kind[1]]
+    element_bytes = syntax.TYPE_WIDTHS[kind[1]]
     sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
     vector_match = re.search(r"\.v([248])\b", declarator)
     if vector_match is not None:
         sizes.append(int(vector_match[1]))
     references: list[syntax.Reference] = []
-    data = _initial(initial_text.strip(), kind[1], width, references, sizes) if initial_text.strip() else b""
-    length = max(width * math.prod(sizes), len(data))
-    natural_align = width * int(vector_match[1]) if vector_match else width
-    return syntax.Variable(name[1], space, length, int(align[1]) if align else natural_align, data, tuple(references))
+    initial_bytes = (
+        _initial(initial_text.strip(), kind[1], element_bytes, references, sizes) if initial_text.strip() else b""
+    )
+    length = max(element_bytes * math.prod(sizes), len(initial_bytes))
+    natural_align = element_bytes * int(vector_match[1]) if vector_match else element_bytes
+    return syntax.Variable(
+        name[1], space, length, int(align_match[1]) if align_match else natural_align, initial_bytes, tuple(references)
+    )
 
 
 def _initial(
@@ -276,21 +280,23 @@ def _initial(
     """Returns an initialiser's bytes, which begin at byte `start` of the variable.  Addresses are written as zeros, and
     are added to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
-    content = b""
+    initial_bytes = b""
     for value in values:
         if value.startswith("{"):
-            row = _initial(value, kind, width, references, sizes[1:], start + len(content))
-            content += row.ljust(width * math.prod(sizes[1:]), b"\0")
+            value_bytes = _initial(value, kind, width, references, sizes[1:], start + len(initial_bytes))
+            initial_bytes += value_bytes.ljust(width * math.prod(sizes[1:]), b"\0")
         elif reference := _REFERENCE_PATTERN.match(value):
-            mask, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
-            bits = int(mask, 16) if mask else (1 << 64) - 1
-            references.append(syntax.Reference(start + len(content), width, symbol, int(offset.replace(" ", "")), bits))
-            content += bytes(width)
+            mask_text, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
+            mask_bits = int(mask_text, 16) if mask_text else (1 << 64) - 1
+            references.append(
+                syntax.Reference(start + len(initial_bytes), width, symbol, int(offset.replace(" ", "")), mask_bits)
+            )
+            initial_bytes += bytes(width)
         elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(value)):
-            content += struct.pack("<f" if width == 4 else "<d", _float(value))
+            initial_bytes += struct.pack("<f" if width == 4 else "<d", _float(value))
         else:
-            content += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
-    return content
+            initial_bytes += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
+    return initial_bytes
 
 
 def _float(text: str) -> float:

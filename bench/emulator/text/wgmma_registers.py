@@ -65,10 +65,11 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Carries the facts `entry` along every path from a kernel's start, until no basic block learns a new fact.
+    """Follows every path from a kernel's start, and collects facts on registers until no basic block learns a new one.
 
-    `step` updates the facts in place for one instruction, and returns numbers of earlier instructions.  `new` returns
-    the facts that a basic block does not know yet.  Returns pairs: the instruction, and a number from `step`."""
+    `entry` has the facts at the start.  `step` updates the facts in place for one instruction, and returns numbers of
+    earlier instructions.  `new` returns the facts that a basic block does not know yet.  Returns pairs: an instruction,
+    and a number that `step` returned for it."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entry_facts[0].update(entry)
@@ -92,8 +93,8 @@ def _registers(instruction: Instruction) -> list[int]:
     """Returns the registers of a wgmma's accumulators and of its operand A."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
-    groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
-    return [register.index for operand in groups for register in registers_of(operand)]
+    operand_groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
+    return [register.index for operand in operand_groups for register in registers_of(operand)]
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
@@ -127,7 +128,7 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Returns each instruction that overwrites a register of A that a wgmma may still read, with this wgmma."""
+    """Returns pairs: an instruction that overwrites a register of A, and a wgmma that may still read this register."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
@@ -147,16 +148,17 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction.  Returns the numbers of wgmmas that may still read the registers it writes."""
+    """Updates `ages`, the registers that a wgmma may still read, for an instruction.  An age counts the groups
+    committed since the wgmma.  Returns the numbers of the wgmmas whose registers the instruction overwrites."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()
     if instruction.opcode.startswith("wgmma.commit_group"):
-        ages.update({index: (age + 1, number) for index, (age, number) in ages.items()})
+        ages.update({index: (group_age + 1, number) for index, (group_age, number) in ages.items()})
         return set()
     if instruction.opcode.startswith("wgmma.wait_group"):
         max_pending = int(getattr(instruction.operands[0], "value", 0))
-        for index in [index for index, (age, _) in ages.items() if age > max_pending]:
+        for index in [index for index, (group_age, _) in ages.items() if group_age > max_pending]:
             del ages[index]
         return set()
     written_registers = {register.index for register in definitions(instruction)} & ages.keys()

@@ -1,7 +1,8 @@
 """Computes the matrix products of mma.sync and wgmma for many warps at once, and maps their matrices to registers.
 
-All layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow one rule.  The lane is `4 * group + thread`.  A
-register holds `per` elements of a row.  `half` is 0 or 1 (only 0 in an m8 shape), and `step` counts along K:
+All layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow the formulas below.  `group` is the lane
+divided by 4, and `thread` is the remainder.  A register of A or B holds `per` elements along K; `e` counts a register's
+elements.  `half` is 0 or 1, but always 0 in a shape with 8 rows (m8).  `step` counts along K:
 
 - A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
 - B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
@@ -105,7 +106,7 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
 
 def lanes_of(*groups: Sequence[Value]) -> int:
     """Returns the number of lanes of the first register that is an array.  Returns 0 if no register is an array."""
-    return next((register.size for group in groups for register in group if register.shape), 0)
+    return next((register.size for register_group in groups for register in register_group if register.shape), 0)
 
 
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
@@ -169,9 +170,9 @@ def mma(
     uint32 (float64 for f64).  Registers of C and D are float32 for f32, uint32 for s32 and packed f16, or float64 for
     f64.  s32 sums wrap around; with `saturate` (.satfinite), they are clamped.  `lanes` is used only if no register is
     an array.  Raises `ValueError` on a combination that PTX does not have, or on a wrong number of registers."""
-    m, counts = _plan(shape, a_type, b_type, d_type)
-    if (len(a), len(b), len(c)) != counts:
-        raise ValueError(f"{shape} {a_type}: expected {counts} registers of A, B, C, got {len(a), len(b), len(c)}")
+    m, reg_counts = _plan(shape, a_type, b_type, d_type)
+    if (len(a), len(b), len(c)) != reg_counts:
+        raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
     lanes = lanes_of(a, b, c) or lanes
     product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
     if d_type == "f16":
@@ -186,7 +187,7 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Returns whether PTX's mma has this combination of types.  wgmma has the same combinations, without f64."""
+    """Returns whether PTX's mma accepts these types of A, B and D together.  wgmma accepts the same, without f64."""
     return b_type in _B_TYPES.get(a_type, ()) and d_type in _D_TYPES[a_type]
 
 
@@ -195,14 +196,14 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
     if not saturate:
         wrapped_sum: np.ndarray = product.astype(np.int32) + old
         return wrapped_sum
-    bounds = np.iinfo(np.int32)
-    clamped_sum: np.ndarray = np.clip(product.astype(np.int64) + old, bounds.min, bounds.max).astype(np.int32)
+    s32_info = np.iinfo(np.int32)
+    clamped_sum: np.ndarray = np.clip(product.astype(np.int64) + old, s32_info.min, s32_info.max).astype(np.int32)
     return clamped_sum
 
 
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
-    """Returns the number of rows of A, and how many registers A, B and C have."""
+    """Plans an mma: returns the number of rows of A, and how many registers A, B and C have."""
     split_axes = _SHAPE_PATTERN.fullmatch(shape)
     if not split_axes or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
@@ -220,8 +221,8 @@ def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -
     """Raises `ValueError` if wgmma does not have this N or these types, or if D has a wrong number of registers."""
     if a_type == "f64" or not combines(a_type, b_type, d_type):
         raise ValueError(f"wgmma: no product of {a_type} and {b_type} into {d_type}")
-    step = 16 if d_type == "s32" and n not in (8, 24) else 8
-    if not 0 < n <= 256 or n % step:
+    n_step = 16 if d_type == "s32" and n not in (8, 24) else 8
+    if not 0 < n <= 256 or n % n_step:
         raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
     d_registers = n // (4 if d_type == "f16" else 2)
     if registers != d_registers:

@@ -56,8 +56,8 @@ def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarr
         raise ValueError(f"span: expected one of {SWIZZLE_SPANS} bytes, got {span}")
     if not span:
         return addresses
-    rows = (addresses >> 7) - base_offset
-    result: np.ndarray = addresses ^ ((rows & (span // CHUNK_BYTES - 1)) << 4)
+    row_bits = (addresses >> 7) - base_offset
+    result: np.ndarray = addresses ^ ((row_bits & (span // CHUNK_BYTES - 1)) << 4)
     return result
 
 
@@ -153,15 +153,17 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
     width = max(1, fields.span // CHUNK_BYTES)
     if not mn_major:
         row, half_index = np.arange(rows)[:, None], np.arange(2)[None, :]
-        step = CHUNK_BYTES if fields.span else fields.leading
-        linear = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * step
+        half_step = CHUNK_BYTES if fields.span else fields.leading
+        linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * half_step
     else:
         chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K)[:, None]
         c_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
-        linear = chunk % width * CHUNK_BYTES + chunk // width * c_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
-    index = swizzled(fields.start + linear, fields.span, fields.base_offset) // CHUNK_BYTES
-    index.flags.writeable = False
-    return index, int(index.max())
+        linear_offsets = (
+            chunk % width * CHUNK_BYTES + chunk // width * c_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
+        )
+    chunk_numbers = swizzled(fields.start + linear_offsets, fields.span, fields.base_offset) // CHUNK_BYTES
+    chunk_numbers.flags.writeable = False
+    return chunk_numbers, int(chunk_numbers.max())
 
 
 def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_major: bool = False) -> np.ndarray:
@@ -170,13 +172,13 @@ def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_majo
     `memory` is one CTA's shared memory, (bytes,) uint8, and `bits` is the descriptor.  `element` is f16, bf16, tf32,
     e4m3, e5m2, s8 or u8.  In MN-major order the result is a transposed view.  Raises `ValueError` if the descriptor
     points outside of `memory`, or on MN-major with a type that is not 2 bytes wide."""
-    size = ELEMENT_BYTES[element]
-    if mn_major and size != 2:
+    element_bytes = ELEMENT_BYTES[element]
+    if mn_major and element_bytes != 2:
         raise ValueError(f"element: expected f16 or bf16 for an MN-major operand, got {element}")
-    index, highest_chunk = operand_chunks(bits, rows, mn_major)
+    chunk_numbers, highest_chunk = operand_chunks(bits, rows, mn_major)
     memory_chunks = chunks(memory)
     if highest_chunk >= memory_chunks.size:
         raise ValueError(f"descriptor {bits:#x}: reads up to byte {highest_chunk * 16 + 15} of {memory.size}")
-    raw_operand = memory_chunks[index].view(RAW_DTYPES[size])
+    raw_operand = memory_chunks[chunk_numbers].view(RAW_DTYPES[element_bytes])
     values = numbers(raw_operand, element)
     return values.T if mn_major else values

@@ -106,9 +106,11 @@ class TensorMap:
             raise ValueError(f"dims: expected 1 to 5 dimensions, got {self.rank}")
         if self.element not in ELEMENT_TYPES:
             raise ValueError(f"element: expected one of {ELEMENT_TYPES}, got {self.element!r}")
-        for name, length in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
-            if len(getattr(self, name)) != length:
-                raise ValueError(f"{name}: expected {length} for {self.rank} dimensions, got {getattr(self, name)}")
+        for name, expected_length in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
+            if len(getattr(self, name)) != expected_length:
+                raise ValueError(
+                    f"{name}: expected {expected_length} for {self.rank} dimensions, got {getattr(self, name)}"
+                )
         self._check_sizes()
         self._check_modes()
 
@@ -155,7 +157,7 @@ class TensorMap:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Returns the step between two copied elements along each dimension."""
+        """Returns the step along each dimension, in elements of the tensor, from one copied element to the next."""
         return (1, *self.element_strides[1:])
 
     @cached_property
@@ -170,35 +172,35 @@ class TensorMap:
 
     def pack(self) -> bytes:
         """Packs the map into 128 bytes, for `unpack` and `replace`."""
-        record = np.zeros((), _MAP_DTYPE)
-        record["magic"], record["global_address"] = _MAGIC_NUMBER, self.address
+        map_record = np.zeros((), _MAP_DTYPE)
+        map_record["magic"], map_record["global_address"] = _MAGIC_NUMBER, self.address
         array_fields = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
         for name, values in {**array_fields, "element_stride": self.element_strides}.items():
-            record[name][: len(values)] = values
-        record["rank"], record["elemtype"] = self.rank - 1, ELEMENT_TYPES.index(self.element)
-        record["swizzle_mode"], record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
-        return record.tobytes()
+            map_record[name][: len(values)] = values
+        map_record["rank"], map_record["elemtype"] = self.rank - 1, ELEMENT_TYPES.index(self.element)
+        map_record["swizzle_mode"], map_record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
+        return map_record.tobytes()
 
 
 @lru_cache(maxsize=1024)
 def unpack(raw: bytes) -> TensorMap:
     """Reads a map from 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, and on an invalid map."""
-    record = _record(raw)
-    if not int(record["magic"]):
+    map_record = _record(raw)
+    if not int(map_record["magic"]):
         raise ValueError("tensor map: expected one that was filled in, got 128 zero bytes")
-    rank = int(record["rank"]) + 1
+    rank = int(map_record["rank"]) + 1
     if rank > 5:
         raise ValueError(f"tensor map: expected a rank of 1 to 5, got {rank}")
     return TensorMap(
-        int(record["global_address"]),
-        ELEMENT_TYPES[int(record["elemtype"])],
-        tuple(record["global_dim"][:rank].tolist()),
-        tuple(record["global_stride"][: rank - 1].tolist()),
-        tuple(record["box_dim"][:rank].tolist()),
-        tuple(record["element_stride"][:rank].tolist()),
-        SWIZZLES[int(record["swizzle_mode"])],
-        FILLS[int(record["fill_mode"])],
-        int(record["interleave_layout"]),
+        int(map_record["global_address"]),
+        ELEMENT_TYPES[int(map_record["elemtype"])],
+        tuple(map_record["global_dim"][:rank].tolist()),
+        tuple(map_record["global_stride"][: rank - 1].tolist()),
+        tuple(map_record["box_dim"][:rank].tolist()),
+        tuple(map_record["element_stride"][:rank].tolist()),
+        SWIZZLES[int(map_record["swizzle_mode"])],
+        FILLS[int(map_record["fill_mode"])],
+        int(map_record["interleave_layout"]),
     )
 
 
@@ -208,35 +210,36 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
     field has none.  `value` is the new value.  For rank, it is the rank minus one; for a mode, its number in PTX's
-    table.  For global_stride, it is in units of `stride_unit` bytes.  Code for PTX up to 8.5, such as Triton's, needs
-    16 bytes, because ptxas shifted the value.  Other fields may still be unset.  Raises `ValueError` on an unknown
-    field or a value that no map can hold."""
-    record = _record(raw)
+    table.  For global_stride, it is in units of `stride_unit` bytes.  Code for PTX up to 8.5, such as Triton's, counts
+    it in units of 16 bytes, because ptxas shifted the value.  Other fields of the map may still be unset.  Raises
+    `ValueError` on an unknown field or a value that no map can hold.
+    """
+    map_record = _record(raw)
     if field not in (_MAP_DTYPE.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_MAP_DTYPE.names or ())[1:-1]}, got {field!r}")
-    field_entries = record[field].reshape(-1)
+    field_entries = map_record[field].reshape(-1)
     if not 0 <= ordinal < field_entries.size:
         raise ValueError(f"ordinal: expected 0 to {field_entries.size - 1} for {field}, got {ordinal}")
     value = int(value) * (stride_unit if field == "global_stride" else 1)
     value_limit = _CODE_COUNTS.get(field, np.iinfo(field_entries.dtype).max + 1)
     if not 0 <= value < value_limit:
         raise ValueError(f"{field}: expected 0 to {value_limit - 1}, got {value}")
-    if record[field].ndim:
-        record[field][ordinal] = value
+    if map_record[field].ndim:
+        map_record[field][ordinal] = value
     else:
-        record[field] = value
-    record["magic"] = _MAGIC_NUMBER
-    return record.tobytes()
+        map_record[field] = value
+    map_record["magic"] = _MAGIC_NUMBER
+    return map_record.tobytes()
 
 
 def _record(raw: bytes) -> np.ndarray:
     """Returns a writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
     if len(raw) != MAP_BYTES:
         raise ValueError(f"tensor map: expected {MAP_BYTES} bytes, got {len(raw)}")
-    record = np.frombuffer(raw, _MAP_DTYPE).copy().reshape(())
-    if int(record["magic"]) != _MAGIC_NUMBER and any(raw):
+    map_record = np.frombuffer(raw, _MAP_DTYPE).copy().reshape(())
+    if int(map_record["magic"]) != _MAGIC_NUMBER and any(raw):
         raise ValueError(f"tensor map: expected bytes that a TensorMap packed, got {bytes(raw[:16]).hex()}...")
-    return record
+    return map_record
 
 
 @dataclass(frozen=True)
@@ -263,14 +266,16 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
     if shared_address % BOX_ALIGNMENT:
         raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
     box_starts = [int(coord) for coord in coords]
-    size = tensor.element_bytes
+    element_bytes = tensor.element_bytes
     dims_inside = [
-        start >= 0 and start + (count - 1) * step < extent
-        for start, count, step, extent in zip(box_starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
+        start >= 0 and start + (count - 1) * step < tensor_length
+        for start, count, step, tensor_length in zip(box_starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
     ]
-    unit_bytes = math.gcd(CHUNK_BYTES, box_starts[0] * size, 0 if dims_inside[0] else tensor.dims[0] * size)
+    unit_bytes = math.gcd(
+        CHUNK_BYTES, box_starts[0] * element_bytes, 0 if dims_inside[0] else tensor.dims[0] * element_bytes
+    )
     swizzle_phase = shared_address % SWIZZLE_PERIOD
-    origin_address = tensor.address + box_starts[0] * size
+    origin_address = tensor.address + box_starts[0] * element_bytes
     origin_address += sum(start * stride for start, stride in zip(box_starts[1:], tensor.strides, strict=True))
     global_offsets, shared_offsets = _offsets(tensor, unit_bytes, swizzle_phase)
     return TileIndex(
@@ -283,7 +288,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the global and the shared offsets of a box's units.  The box starts at byte `phase` of a swizzle."""
+    """Returns the global and shared byte offsets of a box's units.  The box starts at byte `phase` of the swizzle."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -295,13 +300,13 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
     """Returns whether each unit of the box lies inside of the tensor: (n,)."""
-    size = tensor.element_bytes
-    positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
-    is_inside = (positions >= 0) & (positions < tensor.dims[0] * size)
+    element_bytes = tensor.element_bytes
+    byte_positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * element_bytes
+    is_inside = (byte_positions >= 0) & (byte_positions < tensor.dims[0] * element_bytes)
     other_dims = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
-    for start, count, step, extent in other_dims:
-        positions = start + np.arange(count, dtype=np.int64) * step
-        is_inside = np.logical_and.outer((positions >= 0) & (positions < extent), is_inside)
+    for start, count, step, tensor_length in other_dims:
+        byte_positions = start + np.arange(count, dtype=np.int64) * step
+        is_inside = np.logical_and.outer((byte_positions >= 0) & (byte_positions < tensor_length), is_inside)
     return is_inside.reshape(-1)
 
 
@@ -310,11 +315,11 @@ def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
 
     The bytes are zeros.  If the map's `fill` is nan, each element is PTX's canonical NaN: all bits except the sign are
     1.  The ISA says "special NaN" and gives no bits."""
-    size = tensor.element_bytes
+    element_bytes = tensor.element_bytes
     if tensor.fill == "zero":
         return np.zeros(unit_bytes, np.uint8)
-    nan_bits = np.array((1 << (8 * size - 1)) - 1, UNSIGNED[size])
-    return np.tile(nan_bits.reshape(1).view(np.uint8), unit_bytes // size)
+    nan_bits = np.array((1 << (8 * element_bytes - 1)) - 1, UNSIGNED[element_bytes])
+    return np.tile(nan_bits.reshape(1).view(np.uint8), unit_bytes // element_bytes)
 
 
 def loaded(bits: np.ndarray, element: str) -> np.ndarray:

@@ -18,23 +18,25 @@ def run(lab: Lab) -> Study:
 
     In each batch, one answer is long and all other answers have one token.  So a static batch waits for its longest
     answer.  The prediction assumes that all steps take equally long.  Then only the answers' lengths matter."""
-    count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
-    generator, lengths = random.Random(0), [1] * count
-    for batch_start in range(0, count, BATCH):
+    prompt_count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
+    generator, lengths = random.Random(0), [1] * prompt_count
+    for batch_start in range(0, prompt_count, BATCH):
         lengths[batch_start + generator.randrange(BATCH)] = longest_answer
     llm = lab.llm(max_num_seqs=BATCH, max_model_len=256, num_kv_blocks=512, prefix_caching=False)
-    prompts = draw_prompts(llm, count, 6, seed=0)
+    prompts = draw_prompts(llm, prompt_count, 6, seed=0)
     _tokens_per_s(llm, prompts[:BATCH], lengths[:BATCH])  # the first steps allocate
     rate_samples: dict[str, list[float]] = {"static": [], "continuous": []}
     for _ in range(lab.size(3, 1)):
-        for kind, rates in rate_samples.items():
-            llm.scheduler.continuous = kind == "continuous"
+        for batching_kind, rates in rate_samples.items():
+            llm.scheduler.continuous = batching_kind == "continuous"
             rates.append(_tokens_per_s(llm, prompts, lengths))
     rows: list[dict[str, Any]] = []
-    for kind, rates in rate_samples.items():
+    for batching_kind, rates in rate_samples.items():
         median, low, high = spread(rates)
         predicted_rate = rows[0]["tokens_per_s"] * _allowed(lengths) if rows else median
-        rows.append({"batching": kind, "tokens_per_s": median, "low": low, "high": high, "predicted": predicted_rate})
+        rows.append(
+            {"batching": batching_kind, "tokens_per_s": median, "low": low, "high": high, "predicted": predicted_rate}
+        )
     throughput_gain, allowed_gain = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
     return Study(
         claim="Continuous batching gives 5 to 10 times the throughput of static batches",
@@ -42,7 +44,7 @@ def run(lab: Lab) -> Study:
         rows=rows,
         verdict=at_least(throughput_gain, 5.0, 1.2),
         number=f"{throughput_gain:.2f} times here; the lengths alone allow {allowed_gain:.2f}",
-        about=f"{lab.about(llm)}, {count} answers of one token or, one in {BATCH}, of {longest_answer}",
+        about=f"{lab.about(llm)}, {prompt_count} answers of one token or, one in {BATCH}, of {longest_answer}",
         x="batching",
         curves={"throughput": "tokens_per_s", "throughput, predicted": "predicted"},
         x_label="",

@@ -22,9 +22,13 @@ def run(lab: Lab) -> Study:
     for chunk in chunks:
         params = SamplingParams(max_tokens=prompt_len // chunks[0] + 24, ignore_eos=True)
         # The first turn allocates.
-        tries = [_steps_ms(llm, chunk, prompt_len, num_decodes, params, repeat) for repeat in range(lab.size(4, 2))][1:]
-        gap, ttft_ms = spread([max(steps) for steps in tries]), spread([sum(steps) for steps in tries])
-        rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": ttft_ms[0]})
+        tries_ms = [_steps_ms(llm, chunk, prompt_len, num_decodes, params, repeat) for repeat in range(lab.size(4, 2))][
+            1:
+        ]
+        gap_ms, ttft_ms = spread([max(steps) for steps in tries_ms]), spread([sum(steps) for steps in tries_ms])
+        rows.append(
+            {"chunk": chunk, "gap_ms": gap_ms[0], "low_ms": gap_ms[1], "high_ms": gap_ms[2], "ttft_ms": ttft_ms[0]}
+        )
     for row in rows:
         row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + num_decodes) / (prompt_len + num_decodes)}
         row |= {"predicted_ttft_ms": rows[-1]["ttft_ms"]}

@@ -14,12 +14,12 @@ def run(lab: Lab) -> Study:
     """Measures the time of the next token after texts of several lengths, with a KV cache and without a KV cache.
 
     Without the cache, the engine computes the whole text again for each token.  So the predicted time is the prefill
-    time of the text.  The claim has two parts.  With the cache, the time stays the same.  Without the cache, the time
-    grows.  The verdict depends on both parts.  The measurements of the different lengths are interleaved, so that other
-    work on the machine disturbs all lengths equally."""
+    time of the text.  The study tests two statements.  With the cache, the time of a token stays the same if the text
+    is longer.  Without the cache, this time grows.  The verdict depends on both.  The measurements of the different
+    lengths are interleaved, so that other work on the machine disturbs all lengths equally."""
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
-    options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
-    cached_llm, uncached_llm = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
+    llm_options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
+    cached_llm, uncached_llm = lab.llm(**llm_options), lab.llm(**llm_options, study=StudyOptions(kv_cache=False))
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:
@@ -30,14 +30,14 @@ def run(lab: Lab) -> Study:
         row = {"tokens": length, "cache_ms": cached_ms, "no_cache_ms": uncached_ms, "low_ms": low, "high_ms": high}
         rows.append(row | {"predicted_ms": prefill_ms})
     saved_share = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
-    time_ratios = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
-    steps = lengths[-1] / lengths[0]
+    time_ratios = [rows[-1][time_column] / rows[0][time_column] for time_column in ("cache_ms", "no_cache_ms")]
+    growth = lengths[-1] / lengths[0]
     return Study(
         claim="The KV cache saves O(n^2): a token costs the same however long the text is",
         source="introductions to LLM inference, such as Pope et al., arXiv 2211.05102",
         rows=rows,
-        verdict=worst(at_most(time_ratios[0], 1.25, 2.0), at_least(time_ratios[1], steps / 2, 1.5)),
-        number=f"with {steps:g} times the tokens a token takes {time_ratios[0]:.2f} times as long with the cache, and "
+        verdict=worst(at_most(time_ratios[0], 1.25, 2.0), at_least(time_ratios[1], growth / 2, 1.5)),
+        number=f"with {growth:g} times the tokens a token takes {time_ratios[0]:.2f} times as long with the cache, and "
         f"{time_ratios[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved_share:.0%}",
         about=lab.about(cached_llm),
         x="tokens",

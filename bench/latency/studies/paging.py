@@ -20,8 +20,8 @@ def run(lab: Lab) -> Study:
     A contiguous KV cache reserves the longest context for each sequence.  A paged cache reserves whole pages for the
     prompt and, on average, half of the answer.  The predicted number of sequences is the total memory divided by the
     memory of one sequence.  The study only counts tokens, so the results are the same on any machine.  The sequences
-    are about as long as in the ShareGPT data set.  A page has 16 tokens, and each sequence leaves half a page empty on
-    average.  So sequences with fewer than 200 tokens waste at least 4%."""
+    are about as long as in the ShareGPT data set.  A page has 16 tokens, and each sequence leaves half a page (8
+    tokens) empty on average.  This is 4% of 200 tokens, so shorter sequences waste more than 4%."""
     rows: list[dict[str, Any]] = []
     max_context = lab.size(1024, 64)
     memory_tokens = 3 * max_context
@@ -36,21 +36,26 @@ def run(lab: Lab) -> Study:
             num_kv_blocks=memory_tokens // max_context + 1 if is_contiguous else memory_tokens // PAGE_TOKENS,
             block_size=PAGE_TOKENS,
         )
-        lengths, running_counts, waste = [], list[int](), list[float]()
+        request_lengths, running_counts, waste_shares = [], list[int](), list[float]()
         for prompt in islice(request_data.prompts(3), 18):
             params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
             llm.add_request(list(prompt.content), params)  # type: ignore[arg-type]
-            lengths.append((prompt.tokens or 0) + prompt.output_tokens // 2)
+            request_lengths.append((prompt.tokens or 0) + prompt.output_tokens // 2)
         while llm.has_work:
             llm.step()
             sequences = llm.scheduler.running
             held_tokens = sum(len(sequence.block_ids) for sequence in sequences) * llm.scheduler.blocks.block_size
             if held_tokens and llm.scheduler.waiting:  # while there is more to run than fits
                 running_counts.append(len(sequences))
-                waste.append(1 - sum(len(sequence) for sequence in sequences) / held_tokens)
-        mean_held = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in lengths) / len(lengths)
-        predicted = memory_tokens / (max_context if is_contiguous else mean_held)
-        row = {"at_once": mean(running_counts), "waste": mean(waste), "predicted": predicted, "mean_length": mean_held}
+                waste_shares.append(1 - sum(len(sequence) for sequence in sequences) / held_tokens)
+        mean_held = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in request_lengths) / len(request_lengths)
+        predicted_count = memory_tokens / (max_context if is_contiguous else mean_held)
+        row = {
+            "at_once": mean(running_counts),
+            "waste": mean(waste_shares),
+            "predicted": predicted_count,
+            "mean_length": mean_held,
+        }
         rows.append({"cache": "contiguous" if is_contiguous else "paged", **row})
     gain = rows[1]["at_once"] / rows[0]["at_once"]
     return Study(

@@ -22,14 +22,20 @@ def run(lab: Lab) -> Study:
     rows: list[dict[str, Any]] = []
     for length in prefixes:
         prompts = draw_prompts(llm, lab.size(8, 2) + 1, length + SUFFIX_TOKENS, seed=length)
-        shared_prefix, samples = prompts[0][:length], dict[str, list[float]](cold=[], warm=[])
+        shared_prefix, samples_ms = prompts[0][:length], dict[str, list[float]](cold=[], warm=[])
         for prompt in prompts:
             for cache_state, token_ids in (("cold", prompt), ("warm", shared_prefix + prompt[length:])):
-                samples[cache_state].append(_ttft_ms(llm, token_ids))
+                samples_ms[cache_state].append(_ttft_ms(llm, token_ids))
         # The first prompt puts the prefix into the cache.
-        cold, warm = (spread(times[1:]) for times in samples.values())
-        row = {"prefix": length, "cold_ms": cold[0], "warm_ms": warm[0], "low_ms": warm[1], "high_ms": warm[2]}
-        rows.append(row | {"predicted_warm_ms": cold[0] * SUFFIX_TOKENS / (length + SUFFIX_TOKENS)})
+        cold_ms, warm_ms = (spread(times[1:]) for times in samples_ms.values())
+        row = {
+            "prefix": length,
+            "cold_ms": cold_ms[0],
+            "warm_ms": warm_ms[0],
+            "low_ms": warm_ms[1],
+            "high_ms": warm_ms[2],
+        }
+        rows.append(row | {"predicted_warm_ms": cold_ms[0] * SUFFIX_TOKENS / (length + SUFFIX_TOKENS)})
     last_row, cached_share = rows[-1], prefixes[-1] / (prefixes[-1] + SUFFIX_TOKENS)
     saving = 1 - last_row["warm_ms"] / last_row["cold_ms"]
     return Study(

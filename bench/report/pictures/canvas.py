@@ -98,13 +98,13 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     """Returns a panel of bars for each memory level, from HBM to shared memory.  Each record has one bar per panel."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
-    turns = [
+    turn_pairs = [
         [record.metrics.get(f"{METRIC_PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records
     ]
-    if any(turned for _, turned in turns):
+    if any(turned for _, turned in turn_pairs):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for min_turns, turned in turns:
+        for min_turns, turned in turn_pairs:
             least_k, lost_k = (min_turns or 0.0) / KILO, ((turned or 0.0) - (min_turns or 0.0)) / KILO
             parts["_least"].append(least_k)
             parts["lost to bank conflicts"].append(lost_k)
@@ -125,8 +125,8 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
         read_mb, modelled_mb, write_mb, *mb_in_sectors = (
             mb.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
         )
-        for lengths, value in zip(parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
-            lengths.append(value)
+        for bar_lengths, value in zip(parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
+            bar_lengths.append(value)
         text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
         if sum(mb_in_sectors) > read_mb + write_mb:
             text += f"; in sectors {three_digits(sum(mb_in_sectors))}"
@@ -154,8 +154,8 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     legends = [axes.get_legend_handles_labels() for axes in rows]
     by_label = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
     rows[1].legend(by_label.values(), by_label, fontsize=8.5, loc="lower right", frameon=False)
-    about_case = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
-    note(figure, [about_case, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
+    case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
+    note(figure, [case_note, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first_record.op}.png")
 
 
@@ -168,9 +168,9 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     for name, values in panel.parts.items():
         if any(values):
             axes.barh(range(len(names)), values, left=bar_ends, height=0.66, linewidth=0.6, label=name, **STYLES[name])
-        bar_ends = [end + value for end, value in zip(bar_ends, values, strict=True)]
-    for row, (end, text) in enumerate(zip(bar_ends, panel.texts, strict=True)):
-        axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
+        bar_ends = [bar_end + value for bar_end, value in zip(bar_ends, values, strict=True)]
+    for row, (bar_end, text) in enumerate(zip(bar_ends, panel.texts, strict=True)):
+        axes.annotate(text, (bar_end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
     axes.set_xlim(0, (max(bar_ends) or 1.0) * AXIS_SCALE)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -34,7 +34,7 @@ PRODUCT_CALLS = ("mm", "bmm", "addmm", "baddbmm")
 
 def bytes_of(call: TorchCall) -> dict[str, int]:
     """Returns the bytes of a torch call at each memory level.  Those in `l2_modelled_bytes` assume a tile size."""
-    size = max(item.numel() for item in call.written)
+    result_size = max(item.numel() for item in call.written)
     if is_product := call.name in PRODUCT_CALLS:
         (*_, rows, columns), batch_size = call.written[0].shape, math.prod(call.written[0].shape[:-2])
         tile_columns, tile_rows = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
@@ -44,7 +44,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
         l2_bytes += sum(item.nbytes for item in call.read[:-2])
     else:
         l2_bytes = sum(
-            item.itemsize * (max(item.numel(), size) if call.elementwise else item.numel()) for item in call.read
+            item.itemsize * (max(item.numel(), result_size) if call.elementwise else item.numel()) for item in call.read
         )
     return {
         "hbm_read_bytes": sum(map(_sectors, call.read)),
@@ -120,8 +120,8 @@ def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
     `emulator.results.Bytes`.
 
     The bytes between L2 and the SMs come from loads and stores of threads, from asynchronous copies, and from atomics.
-    Atomics also read the values that they change.  Stores, `cp.async` and TMA write to shared memory.  Loads, TMA and
-    the operands of wgmma read from shared memory."""
+    An atomic counts as a read and a write.  Stores, `cp.async` and TMA loads write to shared memory.  Loads, TMA stores
+    and the operands of wgmma read from shared memory."""
 
     def total(*names: str) -> float:
         return float(sum(launch[name] for launch in moved for name in names))

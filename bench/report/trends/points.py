@@ -109,8 +109,8 @@ def why_not(record: Record) -> str:
 def key_of(record: Record) -> tuple[str, ...]:
     """Returns the values that all points of one trend share, such as op, kernel, case and machine (`KEY_FIELDS`)."""
     machine = str(record.environment.get("machine_key") or "unknown")
-    names = (record.op, record.kernel, record.case_id, record.scheme)
-    return (*(name or "" for name in names), machine, setting(record), record.method)
+    key_names = (record.op, record.kernel, record.case_id, record.scheme)
+    return (*(name or "" for name in key_names), machine, setting(record), record.method)
 
 
 def config_of(record: Record) -> str | None:

@@ -35,10 +35,10 @@ def find_steps(logs: Sequence[float]) -> list[int]:
 
     The function tries all partitions into pieces of 2 points or more, and takes the partition with the lowest cost.
     The cost of a piece is the sum of |x - median| over its logarithms x, in standard deviations of the noise.  So one
-    slow run hardly raises the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations, the
-    function finds a false step in at most 1% of normal series of 5 to 100 points.  If every tenth run is 8 deviations
-    slow, it finds a false step in 2% of series.  With 3 points after a step of 5 deviations, it finds the step in over
-    75% of series.  With 5 points it finds the step in 98% (checked by `tests/report/test_history.py`).
+    slow run hardly raises the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations without
+    a step, it finds one in at most 1% of normal series of 5 to 100 points, and in 2% if every tenth run is 8 deviations
+    slow.  A step of 5 deviations is found in over 75% of series with 3 points after it, and in 98% with 5 points
+    (checked by `tests/report/test_history.py`).
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -121,7 +121,7 @@ class Trend:
         }
 
     def next(self, step: LevelStep) -> str:
-        """Returns a command that compares the commits before and after a slowdown, or an empty text."""
+        """Returns the next command, which compares the commits around an unexplained slowdown, or an empty text."""
         has_commits = self.by_commit and "+" not in step.before + step.after and step.before != step.after
         if step.effect < 0 or step.cause or not has_commits:
             return ""
@@ -161,14 +161,16 @@ def _trend(
     names = [label(point, by_commit) for point in sorted_points]
     level_edges = [0, *find_steps(logs.tolist()), len(logs)]
     steps = []
-    for level_begin, index, end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
-        effect = math.expm1(float(np.median(logs[index:end]) - np.median(logs[level_begin:index])))
+    for level_begin, index, level_end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
+        effect = math.expm1(float(np.median(logs[index:level_end]) - np.median(logs[level_begin:index])))
         steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
-    z, outlier = _judge(logs, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(logs)), last, limit)
+    z, is_outlier = _judge(
+        logs, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(logs)), last, limit
+    )
     state: State = "SHORT" if z is None else "STEADY"
     if steps and len(logs) - steps[-1].point <= last and abs(steps[-1].effect) > limit:
         state = "SLOWER" if steps[-1].effect > 0 else "FASTER"
-    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if outlier else state)
+    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if is_outlier else state)
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
@@ -176,7 +178,9 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
     marks = {}
     for index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         value_pairs = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
-        marks[index] = ", ".join(f"{name} {old} -> {new}" for name, old, new in value_pairs if old != new)
+        marks[index] = ", ".join(
+            f"{name} {old_value} -> {new_value}" for name, old_value, new_value in value_pairs if old_value != new_value
+        )
     return {index: text for index, text in marks.items() if text}
 
 
@@ -197,9 +201,9 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
 
 def label(point: TrendPoint, by_commit: bool) -> str:
     """Returns the name of a point: its commit, or else its time.  A `+` after the commit means uncommitted changes."""
-    commit, (date, _, clock) = point.record.commit, point.record.timestamp.partition("T")
+    commit, (date, _, time_of_day) = point.record.commit, point.record.timestamp.partition("T")
     if not commit:
-        return f"{date} {clock[:5]}"
+        return f"{date} {time_of_day[:5]}"
     name = commit[:10] + ("+" if point.record.dirty else "")
     return name if by_commit else f"{name} {date}"
 
@@ -207,9 +211,9 @@ def label(point: TrendPoint, by_commit: bool) -> str:
 def sparkline(values: Sequence[float]) -> str:
     """Draws the newest values as block characters.  The scale covers at least a factor of 1.1, so noise looks flat."""
     logs = [math.log(value) for value in values[-SPARK_POINTS:]]
-    low, high = min(logs), max(logs)
-    middle_log, height = (low + high) / 2, max(high - low, math.log(1.1))
-    return "".join(_BARS[min(len(_BARS) - 1, int(((log - middle_log) / height + 0.5) * len(_BARS)))] for log in logs)
+    low_log, high_log = min(logs), max(logs)
+    middle_log, log_range = (low_log + high_log) / 2, max(high_log - low_log, math.log(1.1))
+    return "".join(_BARS[min(len(_BARS) - 1, int(((log - middle_log) / log_range + 0.5) * len(_BARS)))] for log in logs)
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
