@@ -218,11 +218,9 @@ def estimate(
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
     usable_bytes = device.hbm_bytes * memory_fraction
-    memory_need = _Need(
-        architecture, weight_dtype, kv_dtype, batch, context, min(max(prompt, context), PREFILL_CHUNK_TOKENS)
-    )
+    need = _Need(architecture, weight_dtype, kv_dtype, batch, context, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
     gpu_choices = gpu_counts(architecture)
-    min_gpus = next((n for n in gpu_choices if memory_need.whole(n) <= usable_bytes), None)
+    min_gpus = next((n for n in gpu_choices if need.whole(n) <= usable_bytes), None)
     gpus = tensor_parallel or min_gpus or gpu_choices[-1]
     gpu_link, dtype_pair = link(device, gpus), (weight_dtype, kv_dtype)
 
@@ -243,17 +241,17 @@ def estimate(
         parameters=architecture.parameters().total,
         weight_bytes=weight_bytes(architecture, weight_dtype),
         kv_bytes_per_token=kv_bytes_per_token(architecture, kv_dtype),
-        kv_bytes=memory_need.cache(1),
+        kv_bytes=need.cache(1),
         memory_fraction=memory_fraction,
         usable_bytes_per_gpu=usable_bytes,
-        gpus_for_weights=next((n for n in gpu_choices if memory_need.without_cache(n, 1) <= usable_bytes), None),
+        gpus_for_weights=next((n for n in gpu_choices if need.without_cache(n, 1) <= usable_bytes), None),
         gpus_needed=min_gpus,
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
-        kv_bytes_per_gpu=memory_need.cache(gpus),
-        activation_bytes_per_gpu=memory_need.without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
-        fits=memory_need.whole(gpus) <= usable_bytes,
-        max_sequences=memory_need.most_sequences(gpus, usable_bytes),
+        kv_bytes_per_gpu=need.cache(gpus),
+        activation_bytes_per_gpu=need.without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
+        fits=need.whole(gpus) <= usable_bytes,
+        max_sequences=need.most_sequences(gpus, usable_bytes),
         link=gpu_link.name if gpus > 1 else None,
         link_bytes_per_s=gpu_link.bytes_per_s if gpus > 1 else None,
         prefill=prefill,

@@ -20,7 +20,7 @@ BLOCK = 2048
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the read bytes.  Of each probability tensor: a row per sequence, and a 32-byte sector per drafted token."""
+    """Counts the read bytes.  Of each probability tensor: a row per sequence, a 32-byte sector per drafted token."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     tensor_count = 1 if inputs.draft_probs is None else 2
