@@ -81,14 +81,9 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     if not context.dry_run:
         passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in right_kernels})
     fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded.items()]
-    figures = {
-        "right": len(right_kernels) + len(passed_kernels),
-        "right before": len(passed_kernels),
-        "excluded": len(excluded),
-    }
-    figures["not here"] = (
-        len(risky_kernels) - len(right_kernels) - len(passed_kernels) - len(excluded) - len(late_names)
-    )
+    right, before = len(right_kernels), len(passed_kernels)
+    figures = {"right": right + before, "right before": before, "excluded": len(excluded)}
+    figures["not here"] = len(risky_kernels) - right - before - len(excluded) - len(late_names)
     excluded |= dict.fromkeys(late_names, "no time was left for its first check")
     reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_names])
     return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded)
